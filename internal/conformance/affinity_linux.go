@@ -13,9 +13,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// clientOf is a client that session affinity holds for, and the list of a row that it
+// affinityClient is a client that session affinity holds for, and the list of a row that it
 // is sent to one of.
-type clientOf struct {
+type affinityClient struct {
 	src   netip.Addr
 	row   proxy.PortKey
 	scope proxy.Scope
@@ -28,31 +28,31 @@ type binding struct {
 	last time.Time
 }
 
-// clientIn returns the client of a case, if a state has it remembered.
-func clientIn(s *proxy.State, c *Case) (clientOf, bool) {
+// affinityClientOf returns the client of a case, if a state has it remembered.
+func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 	o := s.Outcome(packet(c))
 	if o.Verdict != proxy.Forward || o.Row.Affinity == 0 {
-		return clientOf{}, false
+		return affinityClient{}, false
 	}
-	return clientOf{c.Src, o.Row.Key, o.Route.Scope}, true
+	return affinityClient{c.Src, o.Row.Key, o.Route.Scope}, true
 }
 
 // caseRun returns a case that is to be played.
 func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
-	out := &caseRun{Case: c, want: r.want(c), translates: translates(s, c)}
-	if out.client, out.sticky = clientIn(s, c); out.sticky {
-		out.stay = r.stay(out.client)
+	out := &caseRun{Case: c, want: r.want(c), wantTranslated: translatedShare(s, c)}
+	if out.client, out.sticky = affinityClientOf(s, c); out.sticky {
+		out.allowed = r.allowedEndpoints(out.client)
 	}
 	return out
 }
 
 // other is the same client by the row's other list.
-func (c clientOf) other() clientOf { return clientOf{c.src, c.row, 1 - c.scope} }
+func (c affinityClient) other() affinityClient { return affinityClient{c.src, c.row, 1 - c.scope} }
 
-// stay returns the endpoints that a client must be sent to one of: the one that it had
+// allowedEndpoints returns the endpoints that a client must be sent to one of: the one that it had
 // of this list, or else that it had of the other one and this one has too. Nil: any.
-func (r *run) stay(who clientOf) []netip.AddrPort {
+func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	b, own := r.bindings[who]
 	if !own {
 		b = r.bindings[who.other()]
@@ -62,38 +62,38 @@ func (r *run) stay(who clientOf) []netip.AddrPort {
 	case !slices.ContainsFunc(r.resolver.State().Rows[who.row].List(who.scope), there):
 		return nil
 	case r.d.Mode == "iptables": // in which endpoints remember clients, and one that is met by two lists is either's
-		return slices.Concat(r.met[who], r.met[who.other()])
+		return slices.Concat(r.sentTo[who], r.sentTo[who.other()])
 	case own:
 		return []netip.AddrPort{b.to}
 	default: // an older one of this list may still be remembered
-		return append(slices.Clone(r.met[who]), b.to)
+		return append(slices.Clone(r.sentTo[who]), b.to)
 	}
 }
 
-// again returns the cases of earlier phases whose clients are still remembered. Each
+// repeatClients returns the cases of earlier phases whose clients are still remembered. Each
 // comes once more, as of this phase, and by the row's other list if it can.
-func (r *run) again(phase string) (out []*caseRun) {
+func (r *run) repeatClients(phase string) (out []*caseRun) {
 	for who, b := range r.bindings {
 		c := *b.Case
 		c.ID, c.Phase = fmt.Sprintf("%s-again-%s", phase, c.ID), phase
-		if now, ok := clientIn(r.resolver.State(), &c); ok && now == who {
+		if now, ok := affinityClientOf(r.resolver.State(), &c); ok && now == who {
 			out = append(out, r.caseRun(&c))
 		}
 		if _, did := r.bindings[who.other()]; did {
 			continue // and comes again by that one
 		}
-		if c := r.across(who, c); c != nil {
+		if c := r.viaOtherList(who, c); c != nil {
 			c.ID = fmt.Sprintf("%s-across-%s", phase, b.ID)
 			out = append(out, r.caseRun(c))
 		}
 	}
-	r.churn.Returns += len(out)
+	r.churn.ReturningClients += len(out)
 	return out
 }
 
-// across returns a client's case by a frontend that leads to the row's other list, or
+// viaOtherList returns a client's case by a frontend that leads to the row's other list, or
 // nil if there is none. Clients with an address that holds for some packets only have none.
-func (r *run) across(who clientOf, c Case) *Case {
+func (r *run) viaOtherList(who affinityClient, c Case) *Case {
 	s := r.resolver.State()
 	if s.Rows[who.row] == nil || c.From == FromVIP || c.From == FromLocalhost || c.From == FromInside {
 		return nil
@@ -103,31 +103,31 @@ func (r *run) across(who clientOf, c Case) *Case {
 		if f.Kind == proxy.NodePort {
 			c.Dst = netip.MustParseAddr(clients[FromNode].addrs[who.row.Family])
 		}
-		if now, ok := clientIn(s, &c); ok && now == who.other() && r.stay(now) != nil {
+		if now, ok := affinityClientOf(s, &c); ok && now == who.other() && r.allowedEndpoints(now) != nil {
 			return &c
 		}
 	}
 	return nil
 }
 
-// bind notes where clients were sent.
-func (r *run) bind(runs []*caseRun) {
+// recordBindings notes where clients were sent.
+func (r *run) recordBindings(runs []*caseRun) {
 	for _, c := range runs {
 		if !c.sticky || len(c.answers) == 0 {
 			continue
 		}
 		to := c.answers[len(c.answers)-1]
 		r.bindings[c.client] = binding{c.Case, to, time.Now()}
-		if !slices.Contains(r.met[c.client], to) {
-			r.met[c.client] = append(r.met[c.client], to)
+		if !slices.Contains(r.sentTo[c.client], to) {
+			r.sentTo[c.client] = append(r.sentTo[c.client], to)
 		}
 	}
 }
 
-// loosen forgets the clients that may have been sent elsewhere since. Where more than
+// dropBindings forgets the clients that may have been sent elsewhere since. Where more than
 // one of the objects changed that a list is made of, on the way by some worlds, an
 // endpoint may have left it for a moment.
-func (r *run) loosen(worlds ...*World) {
+func (r *run) dropBindings(worlds ...*World) {
 	for who, b := range r.bindings {
 		row := r.resolver.State().Rows[who.row]
 		there := func(e proxy.Endpoint) bool { return e.Addr == b.to }

@@ -35,9 +35,9 @@ type Daemon interface {
 	// Kill ends the daemon without a chance to say a word.
 	Kill() error
 
-	// Troubles are what may befall the way by which it hears of objects, what is simple
+	// Faults are what may befall the way by which it hears of objects, what is simple
 	// first.
-	Troubles() []Trouble
+	Faults() []Fault
 
 	Close() error
 }
@@ -50,12 +50,12 @@ type Daemon interface {
 func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	b := newTestbed(t, d)
 	histories := rapid.Custom(func(r *rapid.T) *Group {
-		m := &maker{drawn{r}}
+		m := &generator{rapidChooser{r}}
 		g, err := m.group(d.Mode, "history", 1+m.IntN(steps), packets)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.trouble(g, b.daemon.Troubles())
+		m.addFaults(g, b.daemon.Faults())
 		return g
 	})
 	out := &b.churn
@@ -64,9 +64,9 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 		g := histories.Draw(r, "history")
 		out.Histories, out.Steps = out.Histories+1, out.Steps+len(g.Phases)
 		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
-			r.Fatal(g.tell(d.Mode, failures))
+			r.Fatal(g.describeFailure(d.Mode, failures))
 		}
-		if out.Flows = int(b.tally.flows.Load()); time.Since(told) > time.Minute {
+		if out.Flows = int(b.counters.flows.Load()); time.Since(told) > time.Minute {
 			told = time.Now()
 			t.Log(out)
 		}
@@ -92,45 +92,45 @@ func newTestbed(t *testing.T, d Dataplane) *testbed {
 // Churn is what histories were made of.
 type Churn struct {
 	Histories, Steps, Flows int
-	Returns                 int                        // of clients to the endpoint that they were sent to in an earlier step
+	ReturningClients        int                        // of clients to the endpoint that they were sent to in an earlier step
 	Settled                 map[string][]time.Duration // after which trouble all was in force again, and how long that took
 }
 
-// killed is the trouble that a daemon dies.
-const killed = "the daemon is killed"
+// killFault is the trouble that a daemon dies.
+const killFault = "the daemon is killed"
 
 func (c *Churn) String() string {
-	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.Returns)
+	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.ReturningClients)
 	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
 		text += fmt.Sprintf("; %s: %d, at most %v", name, len(c.Settled[name]), slices.Max(c.Settled[name]).Round(time.Millisecond))
 	}
 	return text
 }
 
-// settled notes how long it took after the troubles of a phase.
-func (c *Churn) settled(p Phase, took time.Duration) {
+// recordSettled notes how long it took after the troubles of a phase.
+func (c *Churn) recordSettled(p Phase, took time.Duration) {
 	if c.Settled == nil {
 		c.Settled = map[string][]time.Duration{}
 	}
 	if p.Kill {
-		c.Settled[killed] = append(c.Settled[killed], took)
+		c.Settled[killFault] = append(c.Settled[killFault], took)
 	}
-	if p.Trouble != nil {
-		c.Settled[p.Trouble.Name] = append(c.Settled[p.Trouble.Name], took)
+	if p.Fault != nil {
+		c.Settled[p.Fault.Name] = append(c.Settled[p.Fault.Name], took)
 	}
 }
 
 // GoString is what the library prints of a history, which is told otherwise.
 func (g *Group) GoString() string { return g.ID }
 
-// tell returns what went wrong first, and the states before it.
-func (g *Group) tell(mode string, failures []failure) string {
+// describeFailure returns what went wrong first, and the states before it.
+func (g *Group) describeFailure(mode string, failures []failure) string {
 	var text strings.Builder
 	first := failures[0]
 	for i, w := range g.worlds() {
 		p := g.Phases[i]
 		fmt.Fprintf(&text, "\nphase %s, detour %v, killed %v, trouble %s, %+v:\n%v",
-			p.Name, p.Detour, p.Kill, p.Trouble, w.Config, w.resolver(mode).State())
+			p.Name, p.Detour, p.Kill, p.Fault, w.Config, w.newResolver(mode).State())
 		if strings.HasPrefix(first.id, p.Name+"-") {
 			break
 		}
@@ -143,13 +143,13 @@ func (g *Group) tell(mode string, failures []failure) string {
 	return fmt.Sprintf("%s: %v; after\n%s", first.id, first.err, text.String())
 }
 
-// drawn makes choices that can be made simpler.
-type drawn struct{ *rapid.T }
+// rapidChooser makes choices that can be made simpler.
+type rapidChooser struct{ *rapid.T }
 
-func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
+func (d rapidChooser) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
 
-// tell has the daemon hear of a world, by the way that the phase says.
-func (r *run) tell(ctx context.Context, p Phase, w *World) error {
+// writePhase has the daemon hear of a world, by the way that the phase says.
+func (r *run) writePhase(ctx context.Context, p Phase, w *World) error {
 	way := []*World{r.world}
 	if p.Detour {
 		wrong, err := r.daemon.Write(ctx, w.wrong(r.rng))
@@ -162,22 +162,22 @@ func (r *run) tell(ctx context.Context, p Phase, w *World) error {
 		if err := r.daemon.Kill(); err != nil {
 			return err
 		}
-		if r.d.Forgets {
+		if r.d.ForgetsClients {
 			clear(r.bindings)
 		}
 	}
-	err := p.Trouble.during(ctx, func() (err error) {
+	err := p.Fault.during(ctx, func() (err error) {
 		r.world, err = r.daemon.Write(ctx, w)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	r.resolver = r.world.resolver(r.d.Mode)
+	r.resolver = r.world.newResolver(r.d.Mode)
 	since := time.Now()
 	err = r.daemon.Settle(ctx, r.world)
-	r.churn.settled(p, time.Since(since))
-	r.loosen(append(way, r.world)...)
+	r.churn.recordSettled(p, time.Since(since))
+	r.dropBindings(append(way, r.world)...)
 	return err
 }
 
@@ -200,7 +200,7 @@ func (w *World) wrong(rng *rand.Rand) *World {
 
 // Objects returns all objects of a world, as the API has them.
 func (w *World) Objects() []metav1.Object {
-	n, c := node(w.NodeLabels), w.ranges()
+	n, c := node(w.NodeLabels), w.serviceCIDR()
 	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
 	c.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
 	out := []metav1.Object{n, c}
@@ -262,19 +262,19 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 	b := newTestbed(t, d)
 	for _, p := range parts {
-		if p.Theme == crossed {
+		if p.Theme == decisionTheme {
 			continue // of which the themes have a part
 		}
 		cases := 0
 		passed := t.Run(p.Theme, func(t *testing.T) {
 			for _, g := range p.Groups {
-				if g.needsMore(d) {
+				if g.unsupportedByDaemon(d) {
 					continue
 				}
 				t.Run(g.ID, func(t *testing.T) {
 					failures := b.runGroup(t.Context(), g)
-					report(t, g.playing(d.Mode), failures)
-					cases += len(g.playing(d.Mode)) - len(failures) // of a theme that passes, those are skipped
+					report(t, g.casesFor(d.Mode), failures)
+					cases += len(g.casesFor(d.Mode)) - len(failures) // of a theme that passes, those are skipped
 				})
 			}
 		})
@@ -284,11 +284,11 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 }
 
-// needsMore reports whether a group has what flags do not make: ranges, which whoever
+// unsupportedByDaemon reports whether a group has what flags do not make: ranges, which whoever
 // keeps the objects has, NodePorts on loopback, which mode nftables serves only where
 // nobody asked for a mode, and rows that the mode refuses, so that a daemon never says
 // that all is in force.
-func (g *Group) needsMore(d Dataplane) bool {
+func (g *Group) unsupportedByDaemon(d Dataplane) bool {
 	local := g.Config.LocalhostNodePort
 	if len(g.Config.ServiceCIDRs) > 0 || d.Mode == "nftables" && local != nil && *local {
 		return true

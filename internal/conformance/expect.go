@@ -42,7 +42,7 @@ func (e *Expect) UnmarshalJSON(b []byte) error {
 		Masq         *bool                   `json:"masq"`
 		MasqWhenToIs map[netip.AddrPort]bool `json:"masq_when_to_is"`
 	}
-	if err := unmarshalStrict(b, &f); err != nil {
+	if err := decodeStrict(b, &f); err != nil {
 		return fmt.Errorf("expect: %w", err)
 	}
 	if len(f.To) == 0 {
@@ -76,9 +76,9 @@ func (e Expect) String() string {
 
 func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equal(e.To, o.To) }
 
-// judge checks one observation of a case. visible says whether the endpoint
+// check checks one observation of a case. visible says whether the endpoint
 // could have seen that the client's address is hidden from it.
-func (e Expect) judge(c *Case, s traffic.Seen, visible bool) error {
+func (e Expect) check(c *Case, s traffic.Seen, visible bool) error {
 	masq, known := e.To[s.By]
 	want := ""
 	switch answered := s.Fate == traffic.Answered; {

@@ -42,7 +42,7 @@ func TestJudge(t *testing.T) {
 		{"masqueraded on its way out", Expect{}, answered(c.to(), other), true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := tc.want.judge(c, tc.seen, tc.visible)
+			err := tc.want.check(c, tc.seen, tc.visible)
 			if (err == nil) != tc.ok {
 				t.Errorf("judged %v, want ok %t", err, tc.ok)
 			}

@@ -34,8 +34,8 @@ func TestExplain(t *testing.T) {
 	for _, g := range all.Groups {
 		t.Run(g.ID, func(t *testing.T) {
 			for i, w := range g.worlds() {
-				r := w.resolver(oracleMode)
-				for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
+				r := w.newResolver(oracleMode)
+				for _, c := range g.casesFor(oracleMode, g.Phases[i].Name) {
 					if c.From == FromInside {
 						continue // It never reaches the node, so nobody can ask about it there.
 					}
@@ -62,7 +62,7 @@ func TestExplain(t *testing.T) {
 
 // explained explains a case and compares.
 func explained(r *resolve.Resolver, c *Case) error {
-	w := explain.World{Resolver: r, Local: c.local}
+	w := explain.World{Resolver: r, Local: c.isLocal}
 	got, err := w.Explain(explain.Question{
 		To: cmp.Or(c.Service, c.to().String()), From: c.Src.String(), Protocol: c.protocol().String(), In: clients[c.From].link,
 	})
@@ -79,7 +79,7 @@ func explained(r *resolve.Resolver, c *Case) error {
 	for _, b := range got.Candidates {
 		is.To[netip.MustParseAddrPort(b.Address)] = b.Masquerade
 	}
-	if want := c.in(oracleMode); !is.equal(want) {
+	if want := c.expected(oracleMode); !is.equal(want) {
 		return fmt.Errorf("explained: %v\n\twant:   %v", is, want)
 	}
 	if c.Reason != "" && got.Reason != statusapi.Reason(c.Reason) || !slices.Contains(fitting[is.Verdict], got.Reason) {

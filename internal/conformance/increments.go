@@ -24,7 +24,7 @@ type track []event
 // begin returns the events that make a world out of nothing, one object at a
 // time, in any order and with detours.
 func (w *World) begin(rng *rand.Rand) []event {
-	half, whole := w.ranges(), w.ranges()
+	half, whole := w.serviceCIDR(), w.serviceCIDR()
 	half.Spec.CIDRs = half.Spec.CIDRs[:1]
 	nothing := &World{Config: w.Config}
 	return shuffle(append(nothing.changes(w, rng), track{
@@ -36,15 +36,15 @@ func (w *World) begin(rng *rand.Rand) []event {
 // changes returns a track for each object that differs, and some for objects
 // that are there in neither world.
 func (w *World) changes(to *World, rng *rand.Rand) []track {
-	tracks := visit(to)
+	tracks := visitorTracks(to)
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateNode(node(to.NodeLabels)) }})
 	}
-	if had, has := w.ranges(), to.ranges(); !slices.Equal(had.Spec.CIDRs, has.Spec.CIDRs) {
+	if had, has := w.serviceCIDR(), to.serviceCIDR(); !slices.Equal(had.Spec.CIDRs, has.Spec.CIDRs) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateServiceCIDR(had, has) }})
 	}
-	tracks = append(tracks, changed(w.Services, to.Services, tellService, wrongService, rng)...)
-	return append(tracks, changed(w.Slices, to.Slices, tellSlice, wrongSlice, rng)...)
+	tracks = append(tracks, objectTracks(w.Services, to.Services, serviceEvent, wrongService, rng)...)
+	return append(tracks, objectTracks(w.Slices, to.Slices, sliceEvent, wrongSlice, rng)...)
 }
 
 // shuffle mixes tracks into one list of events.
@@ -60,21 +60,21 @@ func shuffle(tracks []track, rng *rand.Rand) []event {
 	return out
 }
 
-// tellService is the event that a Service is there, or there no more.
-func tellService(s *v1.Service, gone bool) event {
+// serviceEvent is the event that a Service is there, or there no more.
+func serviceEvent(s *v1.Service, gone bool) event {
 	if gone {
 		return func(r *resolve.Resolver) { r.Services.Update(s, nil) }
 	}
 	return func(r *resolve.Resolver) { r.Services.Update(nil, s) }
 }
 
-func tellSlice(s *discoveryv1.EndpointSlice, gone bool) event {
+func sliceEvent(s *discoveryv1.EndpointSlice, gone bool) event {
 	return func(r *resolve.Resolver) { r.Endpoints.Update(s, gone) }
 }
 
-// changed returns a track for each object that differs. It leads to the object's
+// objectTracks returns a track for each object that differs. It leads to the object's
 // new form, every other time by way of a wrong one.
-func changed[T metav1.Object](
+func objectTracks[T metav1.Object](
 	from, to []T, tell func(o T, gone bool) event, wrong func(T, *rand.Rand) T, rng *rand.Rand,
 ) (tracks []track) {
 	was := map[string]T{}
@@ -149,14 +149,14 @@ func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.Endpo
 	return wrong
 }
 
-// visit is a Service that comes and goes. Meanwhile it claims addresses that
+// visitorTracks is a Service that comes and goes. Meanwhile it claims addresses that
 // others have, and has the better claim.
-func visit(w *World) []track {
+func visitorTracks(w *World) []track {
 	s := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.255.250",
 		Ports: []v1.ServicePort{{Name: "p80", Port: 80, NodePort: 3999}},
 	}}
-	s.Namespace, s.Name, s.CreationTimestamp = "aaa", "visitor", made(1000)
+	s.Namespace, s.Name, s.CreationTimestamp = "aaa", "visitor", createdAt(1000)
 	for _, other := range w.Services {
 		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, other.Spec.ExternalIPs...)
 		for _, in := range other.Status.LoadBalancer.Ingress {
@@ -168,7 +168,7 @@ func visit(w *World) []track {
 		endpoint("10.250.0.2", nodeName, conditions["ready"]), endpoint("10.250.0.3", "far", conditions["ready"]),
 	}
 	return []track{
-		{tellService(s, false), tellService(s, true)},
-		{tellSlice(slice, false), tellSlice(slice, true)},
+		{serviceEvent(s, false), serviceEvent(s, true)},
+		{sliceEvent(slice, false), sliceEvent(slice, true)},
 	}
 }

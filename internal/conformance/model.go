@@ -41,7 +41,7 @@ func RunModel(t *testing.T, m Model) {
 		t.Fatal(err)
 	}
 	for _, g := range all.Groups {
-		t.Run(g.ID, func(t *testing.T) { m.play(t, g) })
+		t.Run(g.ID, func(t *testing.T) { m.runGroup(t, g) })
 	}
 }
 
@@ -53,20 +53,20 @@ func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 			t.Fatal(err)
 		}
 		t.Run(g.ID, func(t *testing.T) {
-			if m.play(t, g); t.Failed() {
-				t.Log(g.explain(m.Mode))
+			if m.runGroup(t, g); t.Failed() {
+				t.Log(g.describeStates(m.Mode))
 			}
 		})
 	}
 }
 
-// play leads two kernels through a group, one by whole states and one by
+// runGroup leads two kernels through a group, one by whole states and one by
 // increments. After each phase both must be right and have the same.
-func (m Model) play(t *testing.T, g *Group) {
+func (m Model) runGroup(t *testing.T, g *Group) {
 	rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(g.ID))))
 	worlds := g.worlds()
-	steps, resolver := m.Open(), worlds[0].nothing(m.Mode)
-	err := synced(t.Context(), steps, resolver)
+	steps, resolver := m.Open(), worlds[0].emptyResolver(m.Mode)
+	err := syncModel(t.Context(), steps, resolver)
 	events := worlds[0].begin(rng)
 	for i, w := range worlds {
 		if i > 0 {
@@ -75,33 +75,33 @@ func (m Model) play(t *testing.T, g *Group) {
 		for _, e := range events {
 			e(resolver)
 			if d := resolver.Update(); !d.Empty() {
-				err = errors.Join(err, unrefused(proxytest.Apply(t.Context(), steps, d)))
+				err = errors.Join(err, ignoreRefusals(proxytest.Apply(t.Context(), steps, d)))
 			}
 		}
 		whole := m.Open()
-		if err := errors.Join(err, synced(t.Context(), whole, w.resolver(m.Mode))); err != nil {
+		if err := errors.Join(err, syncModel(t.Context(), whole, w.newResolver(m.Mode))); err != nil {
 			t.Fatal(err)
 		}
 		if a, b := fmt.Sprintf("%q", whole.Objects()), fmt.Sprintf("%q", steps.Objects()); a != b {
 			t.Errorf("phase %s: increments lead to\n\t%s\na whole state to\n\t%s", g.Phases[i].Name, b, a)
 		}
-		for _, c := range g.playing(m.Mode, g.Phases[i].Name) {
+		for _, c := range g.casesFor(m.Mode, g.Phases[i].Name) {
 			for _, run := range []ModelRun{whole, steps} {
-				if err := run.Judge(resolver.State(), packet(c), c.in(m.Mode)); err != nil {
-					t.Errorf("case %s: %v\n\twant:   %v", c.ID, err, c.in(m.Mode))
+				if err := run.Judge(resolver.State(), packet(c), c.expected(m.Mode)); err != nil {
+					t.Errorf("case %s: %v\n\twant:   %v", c.ID, err, c.expected(m.Mode))
 				}
 			}
 		}
 	}
 }
 
-func synced(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) error {
-	return unrefused(proxytest.Sync(ctx, d, r.State()))
+func syncModel(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) error {
+	return ignoreRefusals(proxytest.Sync(ctx, d, r.State()))
 }
 
-// unrefused takes refused rows out of an error: what they lack is judged packet by
+// ignoreRefusals takes refused rows out of an error: what they lack is judged packet by
 // packet.
-func unrefused(err error) error {
+func ignoreRefusals(err error) error {
 	if _, ok := errors.AsType[*proxytest.RefusedError](err); ok {
 		return nil
 	}

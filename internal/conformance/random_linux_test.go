@@ -45,7 +45,7 @@ func TestRandomGroupsCanFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.close()
-	st.silence = untilFailure
+	st.dropTimeout = answerTimeout
 	g, err := randomGroup(d.Mode, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -35,12 +35,12 @@ func Run(t *testing.T, d Dataplane) {
 	s := newScheduler(t, d)
 	// What waits longest goes first.
 	for _, story := range all.Stateful {
-		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.judge(story.ID, b.runStory(ctx, story)) })
+		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.checkStory(story.ID, b.runStory(ctx, story)) })
 	}
 	for _, g := range all.Groups {
-		if cases := g.playing(d.Mode); len(cases) > 0 {
+		if cases := g.casesFor(d.Mode); len(cases) > 0 {
 			s.add(t, g.ID, cases, func(ctx context.Context, b *testbed) []failure {
-				return append(g.oracle(), b.runGroup(ctx, g)...)
+				return append(g.checkOracle(), b.runGroup(ctx, g)...)
 			})
 		}
 	}
@@ -61,7 +61,7 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 		s.add(t, g.ID, g.Cases, func(ctx context.Context, b *testbed) []failure {
 			failures := b.runGroup(ctx, g)
 			if len(failures) > 0 {
-				failures = append(failures, failure{err: g.explain(d.Mode)})
+				failures = append(failures, failure{err: g.describeStates(d.Mode)})
 			}
 			return failures
 		})
@@ -71,7 +71,7 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 
 // job is something to be played on a testbed.
 type job struct {
-	play func(context.Context, *testbed) []failure
+	run  func(context.Context, *testbed) []failure
 	done chan []failure
 }
 
@@ -79,10 +79,10 @@ type job struct {
 // more subtests at once than there are processors, so the subtests only wait
 // and report; the playing is done by goroutines of our own.
 type scheduler struct {
-	d       Dataplane
-	cgroups *traffic.Cgroups // if the dataplane acts on sockets
-	tally   tally
-	jobs    []job
+	d        Dataplane
+	cgroups  *traffic.Cgroups // if the dataplane acts on sockets
+	counters counters
+	jobs     []job
 }
 
 // add makes a job a subtest, which takes part unless it was not asked for.
@@ -111,7 +111,7 @@ func (s *scheduler) start(t *testing.T) {
 				if err != nil {
 					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}
 				} else {
-					j.done <- j.play(ctx, b)
+					j.done <- j.run(ctx, b)
 				}
 			}
 			if err == nil {
@@ -150,15 +150,15 @@ type Dataplane struct {
 	// Daemon starts a whole daemon on a node, to be played instead of the dataplane.
 	Daemon func(node *lab.Host) (Daemon, error)
 
-	// Forgets says that what a daemon knows of clients dies with it.
-	Forgets bool
+	// ForgetsClients says that what a daemon knows of clients dies with it.
+	ForgetsClients bool
 
 	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
 	Sockets *Sockets
 }
 
-// judge wants a story to fail that the mode cannot play.
-func (d *Dataplane) judge(story string, failures []failure) []failure {
+// checkStory wants a story to fail that the mode cannot play.
+func (d *Dataplane) checkStory(story string, failures []failure) []failure {
 	why, cannot := d.Cannot[story]
 	switch {
 	case !cannot:
@@ -182,7 +182,7 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 	for _, c := range cases {
 		t.Run(c.ID, func(t *testing.T) {
-			failed, untried := sift(byCase[c.ID])
+			failed, untried := splitUntried(byCase[c.ID])
 			for _, err := range failed {
 				t.Error(err)
 			}
@@ -196,9 +196,9 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 }
 
-// sift parts what went wrong in one way of playing a case from why the case could not be
+// splitUntried parts what went wrong in one way of playing a case from why the case could not be
 // tried in another.
-func sift(errs []error) (failed []error, untried error) {
+func splitUntried(errs []error) (failed []error, untried error) {
 	for _, err := range errs {
 		if errors.Is(err, lab.ErrUntried) {
 			untried = cmp.Or(untried, err)
@@ -213,28 +213,28 @@ func sift(errs []error) (failed []error, untried error) {
 // reach the kernel as whole states, or as increments.
 type run struct {
 	*testbed
-	how        string
+	way        string
 	increments bool
 	rng        *rand.Rand
 	world      *World
 	resolver   *resolve.Resolver
-	remembered map[string]backends  // by a story's steps
-	bindings   map[clientOf]binding // of clients that are remembered
+	remembered map[string]backends        // by a story's steps
+	bindings   map[affinityClient]binding // of clients that are remembered
 }
 
-// begin makes the kernel forget what it was left with and leads it to the world.
+// applyInitial makes the kernel forget what it was left with and leads it to the world.
 // A whole state must do without that.
-func (r *run) begin(ctx context.Context) error {
+func (r *run) applyInitial(ctx context.Context) error {
 	if r.increments {
 		if err := r.sync(ctx, r.resolver.State()); err != nil {
 			return err
 		}
 	}
-	return r.follow(ctx, r.world.begin(r.rng))
+	return r.applyEvents(ctx, r.world.begin(r.rng))
 }
 
-// follow tells the resolver events and the kernel what came of them.
-func (r *run) follow(ctx context.Context, events []event) error {
+// applyEvents tells the resolver events and the kernel what came of them.
+func (r *run) applyEvents(ctx context.Context, events []event) error {
 	for _, e := range events {
 		e(r.resolver)
 		if r.increments {
@@ -250,29 +250,29 @@ func (r *run) follow(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
-// inBothWays plays something with whole states and by increments. A daemon has ways
+// runBothWays plays something with whole states and by increments. A daemon has ways
 // of its own.
-func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs []error) {
+func (b *testbed) runBothWays(id string, w *World, play func(*run) error) (errs []error) {
 	ways := []string{"kernel, state at once", "kernel, state by increments"}
 	if b.daemon != nil {
 		ways = []string{"daemon"}
 	}
 	for i, how := range ways {
 		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // the same at each run
-		r := &run{b, how, i == 1, rng, w, w.nothing(b.d.Mode), map[string]backends{}, map[clientOf]binding{}}
-		errs = append(errs, within(how, play(r)))
+		r := &run{b, how, i == 1, rng, w, w.emptyResolver(b.d.Mode), map[string]backends{}, map[affinityClient]binding{}}
+		errs = append(errs, wrap(how, play(r)))
 	}
 	return errs
 }
 
 func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
-	how := "play after " + cmp.Or(b.last, "nothing") // whose state the kernel still has
-	b.last = g.ID
+	how := "play after " + cmp.Or(b.lastGroup, "nothing") // whose state the kernel still has
+	b.lastGroup = g.ID
 	worlds := g.worlds()
-	err := b.prepare(worlds, g.playing(b.d.Mode))
+	err := b.prepare(worlds, g.casesFor(b.d.Mode))
 	if err == nil {
-		err = errors.Join(b.inBothWays(g.ID, worlds[0], func(r *run) error {
-			found, err := r.phases(ctx, g, worlds)
+		err = errors.Join(b.runBothWays(g.ID, worlds[0], func(r *run) error {
+			found, err := r.runPhases(ctx, g, worlds)
 			failures = append(failures, found...)
 			return err
 		})...)
@@ -283,43 +283,43 @@ func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 	return failures
 }
 
-func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
+func (r *run) runPhases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
 	for i, p := range g.Phases {
 		switch {
 		case r.daemon != nil:
-			err = r.tell(ctx, p, worlds[i])
+			err = r.writePhase(ctx, p, worlds[i])
 		case i == 0:
-			err = r.begin(ctx)
+			err = r.applyInitial(ctx)
 		default:
-			err = r.follow(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
+			err = r.applyEvents(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
 		}
 		// Half of the ports may not be enough for all phases.
 		if err := errors.Join(err, r.lab.Refresh()); err != nil {
 			return failures, err
 		}
 		var runs []*caseRun
-		for _, c := range g.playing(r.d.Mode, p.Name) {
+		for _, c := range g.casesFor(r.d.Mode, p.Name) {
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
 				runs = append(runs, r.caseRun(c))
 			}
 		}
-		runs = append(runs, r.again(p.Name)...)
-		if err := r.play(ctx, runs); err != nil {
+		runs = append(runs, r.repeatClients(p.Name)...)
+		if err := r.runCases(ctx, runs); err != nil {
 			return failures, err
 		}
 		if r.daemon != nil {
-			r.bind(runs)
+			r.recordBindings(runs)
 		}
 		for _, c := range runs {
 			err := c.result()
 			if reason := r.d.Refuses[c.protocol()]; reason != "" && c.want.Verdict != proxy.Untouched {
-				err = c.differs(reason)
+				err = c.checkRefused(reason)
 			}
 			if err != nil {
 				failures = append(failures, failure{c.ID, fmt.Errorf("%s: %w\n\twant:   %v\n\toracle: %v",
-					r.how, err, c.want, answer(r.resolver.State(), c.Case))})
+					r.way, err, c.want, oracleAnswer(r.resolver.State(), c.Case))})
 			}
 		}
 	}
@@ -329,9 +329,9 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 // want returns what is expected in the mode. Where a daemon hears of objects, they may
 // have become others than they were meant to be.
 func (r *run) want(c *Case) Expect {
-	e := c.in(r.d.Mode)
+	e := c.expected(r.d.Mode)
 	if r.daemon != nil {
-		e = answer(r.resolver.State(), c)
+		e = oracleAnswer(r.resolver.State(), c)
 	}
 	if e.Verdict == proxy.Untouched && r.d.Binds != nil && r.d.Binds(r.resolver.State(), c.Dst) {
 		return Expect{Verdict: proxy.Reject}
@@ -343,62 +343,62 @@ func (r *run) want(c *Case) Expect {
 // silence is expected a wrong answer does not need long to be noticed. Where
 // an answer is expected, even a very busy machine must have time to give it.
 const (
-	untilSilence = 200 * time.Millisecond // when silence is expected
-	untilFailure = 4 * time.Second        // when anything else is
-	fewTries     = 8                      // per endpoint, if all have answered by then
-	manyTries    = 30                     // per endpoint, before one counts as missing
-	otherTries   = 2                      // when no endpoint is expected
+	silenceTimeout = 200 * time.Millisecond // when silence is expected
+	answerTimeout  = 4 * time.Second        // when anything else is
+	minTries       = 8                      // per endpoint, if all have answered by then
+	maxTries       = 30                     // per endpoint, before one counts as missing
+	otherTries     = 2                      // when no endpoint is expected
 )
 
 // caseRun is one case while it is played.
 type caseRun struct {
 	*Case
-	want    Expect
-	tries   int
-	answers []netip.AddrPort // who answered, in order
-	others  []netip.AddrPort // who answered and should not have, or not so
-	err     error            // the first surprise
+	want         Expect
+	tries        int
+	answers      []netip.AddrPort // who answered, in order
+	wrongAnswers []netip.AddrPort // who answered and should not have, or not so
+	err          error            // the first surprise
 
-	sticky     bool             // the client is remembered
-	client     clientOf         // who that is
-	stay       []netip.AddrPort // whom it must be sent to one of; nil: anybody
-	twin       *caseRun         // the same with unbound sockets, if there is one
-	unbound    bool
-	translates float64 // which share, at the socket, if the mode acts on sockets
-	translated int
-	sockets    int // that were made for it
+	sticky         bool             // the client is remembered
+	client         affinityClient   // who that is
+	allowed        []netip.AddrPort // whom it must be sent to one of; nil: anybody
+	unboundRun     *caseRun         // the same with unbound sockets, if there is one
+	unbound        bool
+	wantTranslated float64 // which share, at the socket, if the mode acts on sockets
+	translated     int
+	sockets        int // that were made for it
 }
 
-// next returns how many connections are still to be made.
-func (r *caseRun) next() int {
+// remaining returns how many connections are still to be made.
+func (r *caseRun) remaining() int {
 	switch {
 	case r.err != nil:
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
 	case r.sticky && r.tries < 2: // the first comes alone: of two at the same time both would be
-		return []int{1, fewTries}[r.tries]
+		return []int{1, minTries}[r.tries]
 	case r.sticky:
 		return 0
-	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < r.most():
-		return fewTries * len(r.want.To)
+	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.tooFewTranslated()) && r.tries < r.triesLimit():
+		return minTries * len(r.want.To)
 	default:
 		return 0
 	}
 }
 
-// most returns how often a case is tried. Who draws twice gets itself less often.
-func (r *caseRun) most() int {
+// triesLimit returns how often a case is tried. Who draws twice gets itself less often.
+func (r *caseRun) triesLimit() int {
 	n := len(r.want.To)
 	if r.unbound && r.From == FromSelf {
 		n *= n
 	}
-	return manyTries * n
+	return maxTries * n
 }
 
-// short reports whether too few flows were translated at the socket.
-func (r *caseRun) short() bool {
-	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.translates
+// tooFewTranslated reports whether too few flows were translated at the socket.
+func (r *caseRun) tooFewTranslated() bool {
+	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.wantTranslated
 }
 
 // result returns what was wrong, or nil.
@@ -408,70 +408,70 @@ func (r *caseRun) result() error {
 	case r.err != nil:
 		return r.err
 	case r.sticky:
-		return r.kept()
+		return r.checkAffinity()
 	case len(missing) > 0:
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
-	case r.short():
+	case r.tooFewTranslated():
 		return fmt.Errorf("only %d of %d flows were translated at the socket", r.translated, r.tries)
-	case r.translates == 0 && r.translated > 0:
+	case r.wantTranslated == 0 && r.translated > 0:
 		return fmt.Errorf("%d of %d flows were translated at the socket, and none may be", r.translated, r.tries)
-	case r.twin != nil:
-		return within("unbound", r.twin.result())
+	case r.unboundRun != nil:
+		return wrap("unbound", r.unboundRun.result())
 	default:
 		return nil
 	}
 }
 
-// kept wants a client to be sent where it was sent before. Only its first connection
+// checkAffinity wants a client to be sent where it was sent before. Only its first connection
 // may have been made together with those of another case.
-func (r *caseRun) kept() error {
+func (r *caseRun) checkAffinity() error {
 	all, answers := r.answers, slices.Clone(r.answers[1:])
-	if r.twin != nil {
-		if r.twin.err != nil {
-			return within("unbound", r.twin.err)
+	if r.unboundRun != nil {
+		if r.unboundRun.err != nil {
+			return wrap("unbound", r.unboundRun.err)
 		}
-		all, answers = slices.Concat(all, r.twin.answers), append(answers, r.twin.answers[1:]...)
+		all, answers = slices.Concat(all, r.unboundRun.answers), append(answers, r.unboundRun.answers[1:]...)
 	}
-	lost := func(a netip.AddrPort) bool { return r.stay != nil && !slices.Contains(r.stay, a) }
+	lost := func(a netip.AddrPort) bool { return r.allowed != nil && !slices.Contains(r.allowed, a) }
 	switch {
 	case len(slices.Compact(answers)) > 1:
 		return fmt.Errorf("a client with session affinity was sent to %v", all)
 	case slices.ContainsFunc(all, lost):
-		return fmt.Errorf("%v, a client of %v that an earlier phase sent to %v, was sent to %v", r.Src, r.to(), r.stay, all)
+		return fmt.Errorf("%v, a client of %v that an earlier phase sent to %v, was sent to %v", r.Src, r.to(), r.allowed, all)
 	}
 	return nil
 }
 
-// differs returns what is wrong with a case that the mode cannot do for some
+// checkRefused returns what is wrong with a case that the mode cannot do for some
 // reason: that it can, after all, or that somebody answers whom nobody asked.
-func (r *caseRun) differs(reason string) error {
+func (r *caseRun) checkRefused(reason string) error {
 	stranger := func(a netip.AddrPort) bool { return a != r.to() }
 	switch {
 	case r.want.Verdict == proxy.Forward && r.result() == nil:
 		return fmt.Errorf("answered, though %s", reason)
-	case slices.ContainsFunc(r.others, stranger):
-		return fmt.Errorf("answered by %v, though %s", r.others, reason)
+	case slices.ContainsFunc(r.wrongAnswers, stranger):
+		return fmt.Errorf("answered by %v, though %s", r.wrongAnswers, reason)
 	default:
 		return fmt.Errorf("%s: %w", reason, lab.ErrUntried)
 	}
 }
 
-// play sends the packets of cases. Those that need an address bound to the node
+// runCases sends the packets of cases. Those that need an address bound to the node
 // come one by one after the others, as an address that is the node's changes
 // what the others would see.
-func (b *testbed) play(ctx context.Context, runs []*caseRun) error {
+func (b *testbed) runCases(ctx context.Context, runs []*caseRun) error {
 	bound := func(r *caseRun) bool { return r.From == FromVIP }
-	err := b.playTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))
+	err := b.runTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))
 	for _, r := range runs {
 		if bound(r) {
-			err = errors.Join(err, b.playBound(ctx, r))
+			err = errors.Join(err, b.runBound(ctx, r))
 		}
 	}
 	return err
 }
 
-// playBound plays one case while its source is an address of the node.
-func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
+// runBound plays one case while its source is an address of the node.
+func (b *testbed) runBound(ctx context.Context, r *caseRun) (err error) {
 	n := b.lab.Node()
 	if err := n.Bind(r.Src); err != nil {
 		return err
@@ -484,54 +484,54 @@ func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
 		}
 		defer func() { err = errors.Join(err, l.Close()) }()
 	}
-	return b.playTogether(ctx, []*caseRun{r})
+	return b.runTogether(ctx, []*caseRun{r})
 }
 
-// playTogether makes connections until each case is decided.
-func (b *testbed) playTogether(ctx context.Context, all []*caseRun) error {
-	all = b.addTwins(all)
+// runTogether makes connections until each case is decided.
+func (b *testbed) runTogether(ctx context.Context, all []*caseRun) error {
+	all = b.addUnboundRuns(all)
 	if err := b.warmUp(ctx, all); err != nil {
 		return err
 	}
 	for {
 		var next []*caseRun
 		for _, r := range all {
-			next = append(next, slices.Repeat([]*caseRun{r}, r.next())...)
+			next = append(next, slices.Repeat([]*caseRun{r}, r.remaining())...)
 		}
 		if len(next) == 0 {
 			return nil
 		}
-		if err := b.round(ctx, next); err != nil {
+		if err := b.connectAll(ctx, next); err != nil {
 			return err
 		}
 	}
 }
 
-// round makes one connection for each case in the list, on all hosts at once.
-func (b *testbed) round(ctx context.Context, list []*caseRun) error {
+// connectAll makes one connection for each case in the list, on all hosts at once.
+func (b *testbed) connectAll(ctx context.Context, list []*caseRun) error {
 	byHost := map[*lab.Host][]*caseRun{}
 	for _, r := range list {
-		h := b.client(r.Case)
+		h := b.clientHost(r.Case)
 		byHost[h] = append(byHost[h], r)
 	}
 	var group errgroup.Group
 	for h, list := range byHost {
 		var flows []traffic.Flow
 		for _, r := range list {
-			patience := untilFailure
+			patience := answerTimeout
 			if r.want.Verdict == proxy.Drop {
-				patience = b.silence
+				patience = b.dropTimeout
 			}
 			flow := traffic.Flow{Protocol: r.protocol(), Src: r.Src, Dst: r.to(), Patience: patience}
 			if r.unbound {
-				flow.Socket, flow.Closing = r.socket(), func(fd int) { b.inspect(r, fd) }
+				flow.Socket, flow.BeforeClose = r.socket(), func(fd int) { b.inspect(r, fd) }
 			}
 			flows = append(flows, flow)
 		}
 		group.Go(func() error {
 			seen, err := h.Probe(ctx, flows)
 			for i := range seen {
-				b.note(list[i], seen[i])
+				b.record(list[i], seen[i])
 			}
 			return err
 		})
@@ -539,15 +539,15 @@ func (b *testbed) round(ctx context.Context, list []*caseRun) error {
 	return group.Wait()
 }
 
-func (b *testbed) note(r *caseRun, seen traffic.Seen) {
+func (b *testbed) record(r *caseRun, seen traffic.Seen) {
 	r.tries++
-	b.tally.flows.Add(1)
-	err := r.want.judge(r.Case, seen, b.visible(r.Src, seen.By))
+	b.counters.flows.Add(1)
+	err := r.want.check(r.Case, seen, b.masqueradeVisible(r.Src, seen.By))
 	r.err = cmp.Or(r.err, err)
 	switch answered := seen.Fate == traffic.Answered; {
 	case answered && err == nil:
 		r.answers = append(r.answers, seen.By)
 	case answered:
-		r.others = append(r.others, seen.By)
+		r.wrongAnswers = append(r.wrongAnswers, seen.By)
 	}
 }

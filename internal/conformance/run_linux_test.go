@@ -39,7 +39,7 @@ func TestTheTableCanFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.silence = untilFailure // there is none, so nobody waits for it
+	st.dropTimeout = answerTimeout // there is none, so nobody waits for it
 	t.Cleanup(func() {
 		if err := st.close(); err != nil {
 			t.Error(err)
@@ -55,7 +55,7 @@ func TestTheTableCanFail(t *testing.T) {
 		}
 		for _, c := range g.Cases {
 			want := 2
-			if !slices.Contains(g.playing(d.Mode), c) || c.in(d.Mode).Verdict == proxy.Untouched {
+			if !slices.Contains(g.casesFor(d.Mode), c) || c.expected(d.Mode).Verdict == proxy.Untouched {
 				want = 0
 			}
 			if failed[c.ID] != want {
@@ -86,7 +86,7 @@ func TestSift(t *testing.T) {
 		{"wrong in the second", []error{untried, wrong}, []error{wrong}, untried},
 		{"the kernel's", []error{kernel}, []error{kernel}, nil},
 	} {
-		failed, skip := sift(tt.errs)
+		failed, skip := splitUntried(tt.errs)
 		if !slices.Equal(failed, tt.failed) || skip != tt.skip {
 			t.Errorf("%s: failed %v, not tried for %v; want %v and %v", tt.name, failed, skip, tt.failed, tt.skip)
 		}
@@ -108,8 +108,8 @@ func TestDiffers(t *testing.T) {
 		{"its own destination", Expect{Verdict: proxy.Reject}, nil, []netip.AddrPort{own}, true},
 		{"another", Expect{Verdict: proxy.Drop}, nil, []netip.AddrPort{own, other}, false},
 	} {
-		r := caseRun{Case: &Case{Dst: own.Addr(), DPort: own.Port()}, want: tt.want, answers: tt.answers, others: tt.others}
-		if err := r.differs("it relays none"); errors.Is(err, lab.ErrUntried) != tt.untried {
+		r := caseRun{Case: &Case{Dst: own.Addr(), DPort: own.Port()}, want: tt.want, answers: tt.answers, wrongAnswers: tt.others}
+		if err := r.checkRefused("it relays none"); errors.Is(err, lab.ErrUntried) != tt.untried {
 			t.Errorf("answered by %s: %v", tt.name, err)
 		}
 	}

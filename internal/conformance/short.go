@@ -8,11 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// shortFields has the short form of Services and EndpointSlices, in which service
+// fieldPaths has the short form of Services and EndpointSlices, in which service
 // proxies share their packet cases: for the objects under a key, the path in the
 // API's object of each short name. A name that is not in it stays as it is and is
 // refused when it is decoded, like any other unknown field.
-var shortFields = map[string]map[string]string{
+var fieldPaths = map[string]map[string]string{
 	"services": {
 		"type": "spec.type", "family": "spec.ipFamilies", "ipFamilies": "spec.ipFamilies",
 		"clusterIP": "spec.clusterIP", "clusterIPs": "spec.clusterIPs", "externalIPs": "spec.externalIPs",
@@ -96,7 +96,7 @@ func expandObject(key string, short object, i int) object {
 		delete(short, "ip")
 		delete(short, "extra_addresses")
 	}
-	fields, known := shortFields[key]
+	fields, known := fieldPaths[key]
 	if !known {
 		for _, c := range comments {
 			delete(short, c)

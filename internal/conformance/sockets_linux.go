@@ -30,10 +30,10 @@ type Sockets struct {
 	Cgroups *traffic.Cgroups
 }
 
-// translates returns which share of the flows of unbound sockets is to be translated at
+// translatedShare returns which share of the flows of unbound sockets is to be translated at
 // the socket, as they are to endpoints where the outcome is the same. If it is none, to
 // do so is wrong: a rule would have been missed or the endpoint would see another client.
-func translates(s *proxy.State, c *Case) (share float64) {
+func translatedShare(s *proxy.State, c *Case) (share float64) {
 	p := packet(c)
 	o := s.Outcome(p)
 	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
@@ -73,7 +73,7 @@ func newScheduler(t *testing.T, d Dataplane) *scheduler {
 		}
 	}
 	t.Cleanup(func() {
-		n := &s.tally
+		n := &s.counters
 		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
 		if d.Sockets.Cgroups != nil {
 			return
@@ -93,27 +93,27 @@ func (s *scheduler) addCgroup() (string, error) {
 	return s.cgroups.Add()
 }
 
-// tally is what was played in all testbeds.
-type tally struct{ flows, unbound, translated atomic.Int64 }
+// counters is what was played in all testbeds.
+type counters struct{ flows, unbound, translated atomic.Int64 }
 
 // choosesSource reports whether the client's kernel takes a case's source by itself.
 func (b *testbed) choosesSource(c *Case) bool {
 	if b.d.Sockets == nil || c.protocol() == proxy.SCTP {
 		return false
 	}
-	src, err := b.client(c).Source(c.Dst)
+	src, err := b.clientHost(c).Source(c.Dst)
 	return err == nil && src == c.Src
 }
 
-// addTwins has cases played with unbound sockets too, where that is the same case.
-func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
+// addUnboundRuns has cases played with unbound sockets too, where that is the same case.
+func (b *testbed) addUnboundRuns(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
-			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true}
+			r.unboundRun = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true}
 			if b.d.Sockets.Translated != nil {
-				r.twin.translates = r.translates
+				r.unboundRun.wantTranslated = r.wantTranslated
 			}
-			runs = append(runs, r.twin)
+			runs = append(runs, r.unboundRun)
 		}
 	}
 	return runs
@@ -133,15 +133,15 @@ func (r *caseRun) socket() traffic.Socket {
 
 // inspect asks what became of an unbound socket of a case.
 func (b *testbed) inspect(r *caseRun, fd int) {
-	b.tally.unbound.Add(1)
+	b.counters.unbound.Add(1)
 	if b.d.Sockets.Translated == nil {
 		return
 	}
 	translated, err := b.d.Sockets.Translated(b.dp, fd)
-	r.err = cmp.Or(r.err, within("ask whether a socket was translated", err))
+	r.err = cmp.Or(r.err, wrap("ask whether a socket was translated", err))
 	if translated {
 		r.translated++
-		b.tally.translated.Add(1)
+		b.counters.translated.Add(1)
 	}
 }
 
@@ -152,24 +152,24 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	var cold []*caseRun
 	for _, r := range runs {
 		known := func(c *caseRun) bool { return c.Src == r.Src }
-		if r.unbound && (r.translates > 0 || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
-			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates, twin: r})
+		if r.unbound && (r.wantTranslated > 0 || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
+			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, wantTranslated: r.wantTranslated, unboundRun: r})
 		}
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	end := time.Now().Add(traffic.Scaled(5 * time.Second))
-	for len(cold) > 0 && !b.inVain {
-		if err := b.round(ctx, cold); err != nil {
+	for len(cold) > 0 && !b.warmUpTimedOut {
+		if err := b.connectAll(ctx, cold); err != nil {
 			return err
 		}
 		cold = slices.DeleteFunc(cold, func(c *caseRun) bool {
-			right := (c.translated > 0) == (c.translates > 0)
-			c.translated, c.sockets, c.twin.err = 0, 0, c.err // an ordinary socket again
+			right := (c.translated > 0) == (c.wantTranslated > 0)
+			c.translated, c.sockets, c.unboundRun.err = 0, 0, c.err // an ordinary socket again
 			return right || c.err != nil
 		})
 		if len(cold) > 0 {
-			b.inVain = (<-tick.C).After(end)
+			b.warmUpTimedOut = (<-tick.C).After(end)
 		}
 	}
 	return nil

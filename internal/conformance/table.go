@@ -49,44 +49,46 @@ type World struct {
 
 // Config is how the proxy is set up; the zero value is the table's default.
 type Config struct {
-	DetectLocal       string   `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
-	MasqueradeAll     bool     `json:"masquerade_all"`
-	LocalhostNodePort *bool    `json:"localhost_nodeports"` // none: in mode iptables only
-	NodePortAddresses words    `json:"nodeport_addresses"`  // primary, all or CIDRs; none: the mode's default
-	ServiceCIDRs      []string `json:"service_cidrs"`       // none: the table's
-	ExternalIPs       []string `json:"allowed_external_ips"`
-	LoadBalancerIPs   []string `json:"allowed_load_balancer_ips"`
+	DetectLocal       string     `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
+	MasqueradeAll     bool       `json:"masquerade_all"`
+	LocalhostNodePort *bool      `json:"localhost_nodeports"` // none: in mode iptables only
+	NodePortAddresses stringList `json:"nodeport_addresses"`  // primary, all or CIDRs; none: the mode's default
+	ServiceCIDRs      []string   `json:"service_cidrs"`       // none: the table's
+	ExternalIPs       []string   `json:"allowed_external_ips"`
+	LoadBalancerIPs   []string   `json:"allowed_load_balancer_ips"`
 }
 
 // Phase changes a group's objects. The phase "initial" changes nothing.
 type Phase struct {
 	Name           string                       `json:"name"`
-	DeleteSlices   words                        `json:"delete_slices"`   // all, or names
-	DeleteServices words                        `json:"delete_services"` // all, or namespaces and names
+	DeleteSlices   stringList                   `json:"delete_slices"`   // all, or names
+	DeleteServices stringList                   `json:"delete_services"` // all, or namespaces and names
 	Services       []*v1.Service                `json:"services"`        // new or changed
 	Slices         []*discoveryv1.EndpointSlice `json:"slices"`          // new or changed
 	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
 	ServiceCIDRs   []string                     `json:"-"`               // if they change
 
 	// What comes before it, if a whole daemon is played.
-	Detour  bool     `json:"-"` // other objects for a moment
-	Kill    bool     `json:"-"` // the daemon dies, and another one is started
-	Trouble *Trouble `json:"-"` // with where it hears of objects
+	Detour bool   `json:"-"` // other objects for a moment
+	Kill   bool   `json:"-"` // the daemon dies, and another one is started
+	Fault  *Fault `json:"-"` // with where it hears of objects
 }
 
-// words is a list that may be written as its only word.
-type words []string
+// stringList is a list that may be written as its only word.
+type stringList []string
 
-func (w *words) UnmarshalJSON(b []byte) error {
+func (w *stringList) UnmarshalJSON(b []byte) error {
 	var word string
 	if json.Unmarshal(b, &word) == nil {
-		*w = words{word}
+		*w = stringList{word}
 		return nil
 	}
 	return json.Unmarshal(b, (*[]string)(w))
 }
 
-func (w words) has(name string) bool { return slices.Contains(w, name) || slices.Contains(w, "all") }
+func (w stringList) has(name string) bool {
+	return slices.Contains(w, name) || slices.Contains(w, "all")
+}
 
 // Case is one packet.
 type Case struct {
@@ -104,7 +106,7 @@ type Case struct {
 	Modes    []string          `json:"modes"`
 }
 
-func (c *Case) in(mode string) Expect {
+func (c *Case) expected(mode string) Expect {
 	if e, ok := c.ExpectIn[mode]; ok {
 		return e
 	}
@@ -151,8 +153,8 @@ var clients = map[Place]struct {
 	FromBlocked:   {[2]string{"203.0.113.130", "2600:5200:1::1"}, lab.Uplink},
 }
 
-// host returns the address by which the case's client is known.
-func (c *Case) host() netip.Addr {
+// clientAddr returns the address by which the case's client is known.
+func (c *Case) clientAddr() netip.Addr {
 	if c.From == FromInside {
 		return netip.MustParseAddr(clients[FromPod].addrs[proxy.FamilyOf(c.Dst)])
 	}
@@ -168,13 +170,13 @@ func load() (*table, error) {
 	return all, errors.Join(err, all.complete())
 }
 
-// crossed is the theme of the decision tables.
-const crossed = "decision tables, crossed"
+// decisionTheme is the theme of the decision tables.
+const decisionTheme = "decision tables, crossed"
 
 // loadParts reads the files of the table, and makes one of the decision tables.
 func loadParts() ([]*table, error) {
 	entries, err := files.ReadDir("cases")
-	tables := &table{Theme: crossed, Groups: decisionTables()}
+	tables := &table{Theme: decisionTheme, Groups: decisionTables()}
 	parts, errs := []*table{}, []error{err, tables.complete()}
 	for _, e := range entries {
 		text, err := files.ReadFile("cases/" + e.Name())
@@ -183,7 +185,7 @@ func loadParts() ([]*table, error) {
 		}
 		t, err := parse(text)
 		t.Theme = strings.TrimSuffix(e.Name(), ".yaml")
-		parts, errs = append(parts, t), append(errs, within(e.Name(), err))
+		parts, errs = append(parts, t), append(errs, wrap(e.Name(), err))
 	}
 	return append(parts, tables), errors.Join(errs...)
 }
@@ -199,13 +201,13 @@ func parse(text []byte) (*table, error) {
 	if text, err = expand(text); err != nil {
 		return t, err
 	}
-	if err := unmarshalStrict(text, t); err != nil {
+	if err := decodeStrict(text, t); err != nil {
 		return t, err
 	}
 	return t, t.complete()
 }
 
-func unmarshalStrict(text []byte, into any) error {
+func decodeStrict(text []byte, into any) error {
 	strict, err := kjson.UnmarshalStrict(text, into)
 	return errors.Join(append(strict, err)...)
 }
@@ -215,24 +217,24 @@ func (t *table) complete() error {
 	var ids []string
 	var errs []error
 	for _, g := range t.Groups {
-		ids, errs = append(ids, g.ID), append(errs, within("group "+g.ID, g.complete()))
+		ids, errs = append(ids, g.ID), append(errs, wrap("group "+g.ID, g.complete()))
 	}
 	for _, s := range t.Stateful {
-		ids, errs = append(ids, s.ID), append(errs, within("story "+s.ID, s.complete()))
+		ids, errs = append(ids, s.ID), append(errs, wrap("story "+s.ID, s.complete()))
 	}
-	return errors.Join(append(errs, distinct(ids))...)
+	return errors.Join(append(errs, checkUnique(ids))...)
 }
 
-// within says where an error is from.
-func within(where string, err error) error {
+// wrap says where an error is from.
+func wrap(where string, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", where, err)
 }
 
-// distinct finds the first id that is empty or there twice.
-func distinct(ids []string) error {
+// checkUnique finds the first id that is empty or there twice.
+func checkUnique(ids []string) error {
 	seen := map[string]bool{"": true}
 	for _, id := range ids {
 		if seen[id] {
@@ -264,13 +266,13 @@ func (g *Group) complete() error {
 		if !slices.ContainsFunc(g.Phases, func(p Phase) bool { return p.Name == c.Phase }) {
 			errs = append(errs, fmt.Errorf("case %s: phase %q is not one of the group's", c.ID, c.Phase))
 		}
-		errs = append(errs, within("case "+c.ID, c.address()))
+		errs = append(errs, wrap("case "+c.ID, c.fillSource()))
 	}
-	return errors.Join(append(errs, distinct(ids))...)
+	return errors.Join(append(errs, checkUnique(ids))...)
 }
 
-// address fills in the source.
-func (c *Case) address() (err error) {
+// fillSource fills in the source.
+func (c *Case) fillSource() (err error) {
 	if !c.Dst.IsValid() || c.DPort == 0 {
 		return errors.New("dst or dport is missing")
 	}
@@ -289,8 +291,8 @@ func (c *Case) address() (err error) {
 	return nil
 }
 
-// playing returns the cases that apply to a mode, of one phase or of all.
-func (g *Group) playing(mode string, phase ...string) []*Case {
+// casesFor returns the cases that apply to a mode, of one phase or of all.
+func (g *Group) casesFor(mode string, phase ...string) []*Case {
 	return slices.DeleteFunc(slices.Clone(g.Cases), func(c *Case) bool {
 		return c.Modes != nil && !slices.Contains(c.Modes, mode) || phase != nil && c.Phase != phase[0]
 	})
@@ -308,7 +310,7 @@ func Parts(mode string) (out []Part, err error) {
 	tables, err := loadParts()
 	for _, t := range tables {
 		for _, g := range t.Groups {
-			out = append(out, Part{t.Theme, g.ID, len(g.playing(mode)), false})
+			out = append(out, Part{t.Theme, g.ID, len(g.casesFor(mode)), false})
 		}
 		for _, s := range t.Stateful {
 			out = append(out, Part{t.Theme, s.ID, 0, true})
@@ -383,7 +385,7 @@ func (st *Step) complete() error {
 		st.Src = make([]netip.Addr, 1)
 	}
 	for i, c := range st.cases() {
-		if err := c.address(); err != nil {
+		if err := c.fillSource(); err != nil {
 			return err
 		}
 		st.Src[i] = c.Src

@@ -14,17 +14,17 @@ import (
 // The two decision tables, written out as they are specified. Nothing here is
 // derived from the code that is tested.
 
-// decision is a row of a table: the answers to our pods, the node itself and
+// tableRow is a row of a table: the answers to our pods, the node itself and
 // everybody else. An answer is a verdict, or the set of endpoints that a packet
 // goes to, with "masq" if it is masqueraded.
-type decision struct{ pods, node, others string }
+type tableRow struct{ pods, node, others string }
 
 // situation is a traffic policy and where usable endpoints are: here (perhaps
 // elsewhere too), elsewhere only, or nowhere.
 type situation struct{ policy, usable string }
 
 // clusterIPTable is for ClusterIPs, by the internal traffic policy.
-var clusterIPTable = map[situation]decision{
+var clusterIPTable = map[situation]tableRow{
 	{"Cluster", "here"}:      {"cluster", "cluster masq", "cluster masq"},
 	{"Cluster", "elsewhere"}: {"cluster", "cluster masq", "cluster masq"},
 	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},
@@ -35,7 +35,7 @@ var clusterIPTable = map[situation]decision{
 
 // externalTable is for external IPs, load balancer addresses and NodePorts, by
 // the external traffic policy.
-var externalTable = map[situation]decision{
+var externalTable = map[situation]tableRow{
 	{"Cluster", "here"}:      {"cluster masq", "cluster masq", "cluster masq"},
 	{"Cluster", "elsewhere"}: {"cluster masq", "cluster masq", "cluster masq"},
 	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},

@@ -20,20 +20,20 @@ import (
 // testbed is a lab with a dataplane on its node. It is used for one group after
 // another and carries over whatever the last one left in the kernel.
 type testbed struct {
-	d       Dataplane
-	lab     *lab.Lab
-	dp      proxy.Dataplane
-	daemon  Daemon        // instead of the dataplane; nil: there is none
-	end     func() error  // ends the dataplane's own work
-	ended   chan struct{} // closed when that has ended; nil: there is none
-	last    string        // the group that was here before
-	silence time.Duration // how long nothing must be heard where nothing is expected
-	pods    map[netip.Addr]pod
-	open    []*traffic.Listener
-	tally   *tally
-	churn   Churn                         // of the daemon
-	met     map[clientOf][]netip.AddrPort // endpoints that clients were ever sent to
-	inVain  bool                          // no flow was translated at a socket that was to be
+	d              Dataplane
+	lab            *lab.Lab
+	dp             proxy.Dataplane
+	daemon         Daemon        // instead of the dataplane; nil: there is none
+	stopRunner     func() error  // ends the dataplane's own work
+	runnerDone     chan struct{} // closed when that has ended; nil: there is none
+	lastGroup      string        // the group that was here before
+	dropTimeout    time.Duration // how long nothing must be heard where nothing is expected
+	pods           map[netip.Addr]pod
+	listeners      []*traffic.Listener
+	counters       *counters
+	churn          Churn                               // of the daemon
+	sentTo         map[affinityClient][]netip.AddrPort // endpoints that clients were ever sent to
+	warmUpTimedOut bool                                // no flow was translated at a socket that was to be
 }
 
 // pod is where an address of the cluster is.
@@ -51,7 +51,7 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &s.tally, met: map[clientOf][]netip.AddrPort{}}
+	b := &testbed{d: s.d, lab: l, dropTimeout: silenceTimeout, pods: map[netip.Addr]pod{}, counters: &s.counters, sentTo: map[affinityClient][]netip.AddrPort{}}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -60,12 +60,12 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 
 // onNode does something to the dataplane inside the node's namespace.
 func (b *testbed) onNode(what string, do func() error) error {
-	return b.lab.Node().Do(func() error { return within(what, do()) })
+	return b.lab.Node().Do(func() error { return wrap(what, do()) })
 }
 
 // openDataplane opens the dataplane, and has it work if it is a Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
-	b.end, b.ended = func() error { return nil }, nil
+	b.stopRunner, b.runnerDone = func() error { return nil }, nil
 	if b.d.Daemon != nil {
 		d, err := b.d.Daemon(b.lab.Node())
 		b.daemon = d
@@ -87,11 +87,11 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 			defer close(ended)
 			how = r.Run(ctx)
 		}()
-		b.ended = ended
-		b.end = func() error {
+		b.runnerDone = ended
+		b.stopRunner = func() error {
 			stop()
 			<-ended
-			return within("run dataplane", how)
+			return wrap("run dataplane", how)
 		}
 	}
 	return err
@@ -101,11 +101,11 @@ func (b *testbed) closeDataplane() error {
 	if b.daemon != nil {
 		return b.daemon.Close()
 	}
-	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
+	return errors.Join(b.stopRunner(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
 
-// handOverTime is how long a dataplane may take to see that another took over.
-const handOverTime = 20 * time.Second
+// handOverTimeout is how long a dataplane may take to see that another took over.
+const handOverTimeout = 20 * time.Second
 
 // reopen has a new dataplane follow. One that hands over ends when the new one has
 // taken over, and says so; others end before.
@@ -118,10 +118,10 @@ func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 		return err
 	}
 	select {
-	case <-former.ended: // by itself
-	case <-time.After(handOverTime):
+	case <-former.runnerDone: // by itself
+	case <-time.After(handOverTimeout):
 	}
-	if former.end() == nil {
+	if former.stopRunner() == nil {
 		return errors.New("the former dataplane was not told that another one took over")
 	}
 	return former.onNode("close dataplane", former.dp.Close)
@@ -132,19 +132,19 @@ func (b *testbed) close() error {
 }
 
 func (b *testbed) stopListening() (err error) {
-	for _, l := range b.open {
+	for _, l := range b.listeners {
 		err = errors.Join(err, l.Close())
 	}
-	b.open = nil
+	b.listeners = nil
 	return err
 }
 
 func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
-	return b.onNode("sync", func() error { return b.accepted(proxytest.Sync(ctx, b.dp, state)) })
+	return b.onNode("sync", func() error { return b.ignoreExpectedRefusals(proxytest.Sync(ctx, b.dp, state)) })
 }
 
-// accepted takes the refusals that are as they should be out of an error.
-func (b *testbed) accepted(err error) error {
+// ignoreExpectedRefusals takes the refusals that are as they should be out of an error.
+func (b *testbed) ignoreExpectedRefusals(err error) error {
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {
 		return err
@@ -161,17 +161,17 @@ func (b *testbed) apply(ctx context.Context, d *proxy.Delta) error {
 	if d.Empty() {
 		return nil
 	}
-	return b.onNode("apply", func() error { return b.accepted(proxytest.Apply(ctx, b.dp, d)) })
+	return b.onNode("apply", func() error { return b.ignoreExpectedRefusals(proxytest.Apply(ctx, b.dp, d)) })
 }
 
 // hosts is who must be there for a group.
 type hosts struct {
 	nodes     map[netip.Addr]string // of pods
-	listeners map[socket]bool
+	listeners map[listenAddr]bool
 }
 
-// socket is what a host listens on.
-type socket struct {
+// listenAddr is what a host listens on.
+type listenAddr struct {
 	protocol proxy.Protocol
 	at       netip.AddrPort
 	inside   netip.Addr // the pod that does so on its loopback address
@@ -192,7 +192,7 @@ func (h *hosts) addWorld(w *World) error {
 				for _, p := range s.Ports {
 					if p.Port != nil {
 						at := netip.AddrPortFrom(a, uint16(*p.Port))
-						h.listeners[socket{protocol: protocols[ptr.Deref(p.Protocol, "")], at: at}] = true
+						h.listeners[listenAddr{protocol: protocols[ptr.Deref(p.Protocol, "")], at: at}] = true
 					}
 				}
 			}
@@ -216,14 +216,14 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 // addCase adds a case's client, and a listener on the very address the packet
 // is sent to: it answers when nobody touched the packet.
 func (h *hosts) addCase(c *Case) error {
-	s := socket{protocol: c.protocol(), at: c.to()}
+	s := listenAddr{protocol: c.protocol(), at: c.to()}
 	if c.From == FromInside {
-		s.inside = c.host()
+		s.inside = c.clientAddr()
 	}
 	h.listeners[s] = true
 	switch clients[c.From].link {
 	case lab.Bridge:
-		return h.addPod(c.host(), nodeName)
+		return h.addPod(c.clientAddr(), nodeName)
 	case lab.Transit:
 		return h.addPod(c.Src, "client-node")
 	}
@@ -234,17 +234,17 @@ func (h *hosts) addCase(c *Case) error {
 // them listen until the next time.
 func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 	err := b.stopListening()
-	h := &hosts{map[netip.Addr]string{}, map[socket]bool{}}
+	h := &hosts{map[netip.Addr]string{}, map[listenAddr]bool{}}
 	for _, w := range worlds {
 		err = errors.Join(err, h.addWorld(w))
 	}
 	for _, c := range cases {
-		err = errors.Join(err, within("case "+c.ID, h.addCase(c)))
+		err = errors.Join(err, wrap("case "+c.ID, h.addCase(c)))
 	}
 	if err != nil {
 		return err
 	}
-	if err := b.place(h.nodes); err != nil {
+	if err := b.placePods(h.nodes); err != nil {
 		return err
 	}
 	for s := range h.listeners {
@@ -252,17 +252,17 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 		if s.inside.IsValid() {
 			at = s.inside
 		}
-		l, err := b.holder(at).Listen(s.protocol, s.at)
+		l, err := b.hostOf(at).Listen(s.protocol, s.at)
 		if err != nil {
 			return err
 		}
-		b.open = append(b.open, l)
+		b.listeners = append(b.listeners, l)
 	}
 	return nil
 }
 
-// place puts pods where they belong and takes those away that are not needed.
-func (b *testbed) place(nodes map[netip.Addr]string) error {
+// placePods puts pods where they belong and takes those away that are not needed.
+func (b *testbed) placePods(nodes map[netip.Addr]string) error {
 	if err := b.lab.Refresh(); err != nil {
 		return err
 	}
@@ -304,20 +304,20 @@ func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
 	}
 }
 
-// client returns the host that a case's packet comes from.
-func (b *testbed) client(c *Case) *lab.Host {
+// clientHost returns the host that a case's packet comes from.
+func (b *testbed) clientHost(c *Case) *lab.Host {
 	switch clients[c.From].link {
 	case "":
 		return b.lab.Node()
 	case lab.Uplink:
 		return b.lab.Outside()
 	default:
-		return b.pods[c.host()].host
+		return b.pods[c.clientAddr()].host
 	}
 }
 
-// holder returns the host that an address belongs to by ordinary routing.
-func (b *testbed) holder(a netip.Addr) *lab.Host {
+// hostOf returns the host that an address belongs to by ordinary routing.
+func (b *testbed) hostOf(a netip.Addr) *lab.Host {
 	switch {
 	case b.pods[a].host != nil:
 		return b.pods[a].host
@@ -328,10 +328,10 @@ func (b *testbed) holder(a netip.Addr) *lab.Host {
 	}
 }
 
-// visible reports whether an endpoint can see that a client is masqueraded: what
+// masqueradeVisible reports whether an endpoint can see that a client is masqueraded: what
 // stays on the node need not pass the place where that happens, and what leaves
 // by the link whose address it already has looks the same afterwards.
-func (b *testbed) visible(client netip.Addr, endpoint netip.AddrPort) bool {
+func (b *testbed) masqueradeVisible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
 	pod, known := b.pods[endpoint.Addr()]
 	out := cfg.TransitAddrs

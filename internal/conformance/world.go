@@ -64,13 +64,13 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
 	}
 	var err, err2 error
-	s.Allowed.ExternalIPs, err = prefixes(c.ExternalIPs)
-	s.Allowed.LoadBalancerIPs, err2 = prefixes(c.LoadBalancerIPs)
+	s.Allowed.ExternalIPs, err = parsePrefixes(c.ExternalIPs)
+	s.Allowed.LoadBalancerIPs, err2 = parsePrefixes(c.LoadBalancerIPs)
 	return s, errors.Join(err, err2)
 }
 
-// prefixes reads ranges of addresses.
-func prefixes(texts []string) (out []netip.Prefix, err error) {
+// parsePrefixes reads ranges of addresses.
+func parsePrefixes(texts []string) (out []netip.Prefix, err error) {
 	for _, text := range texts {
 		p, bad := netip.ParsePrefix(text)
 		out, err = append(out, p), errors.Join(err, bad)
@@ -88,8 +88,8 @@ func node(labels map[string]string) *v1.Node {
 	return n
 }
 
-// ranges returns the Services' ranges of a world.
-func (w *World) ranges() *networkingv1.ServiceCIDR {
+// serviceCIDR returns the Services' ranges of a world.
+func (w *World) serviceCIDR() *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "services"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: w.ServiceCIDRs()},
 	}
@@ -103,27 +103,27 @@ func (w *World) ServiceCIDRs() []string {
 	return w.Config.ServiceCIDRs
 }
 
-// Ranged reports whether an address is in one of them.
-func (w *World) Ranged(a netip.Addr) bool {
+// InServiceCIDRs reports whether an address is in one of them.
+func (w *World) InServiceCIDRs(a netip.Addr) bool {
 	return slices.ContainsFunc(w.ServiceCIDRs(), func(text string) bool { return netip.MustParsePrefix(text).Contains(a) })
 }
 
 // packet returns a case's first packet as the node sees it.
 func packet(c *Case) proxy.Packet {
 	return proxy.Packet{
-		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: c.local(c.Src), DstLocal: c.local(c.Dst),
+		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: c.isLocal(c.Src), DstLocal: c.isLocal(c.Dst),
 		In: clients[c.From].link,
 	}
 }
 
-// local reports whether the node has an address while the case is played. It
+// isLocal reports whether the node has an address while the case is played. It
 // does not see what stays in a pod.
-func (c *Case) local(a netip.Addr) bool {
+func (c *Case) isLocal(a netip.Addr) bool {
 	return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 }
 
-// made is when every Service was, unless a case is about which is older.
-func made(hoursBefore int) metav1.Time {
+// createdAt is when every Service was, unless a case is about which is older.
+func createdAt(hoursBefore int) metav1.Time {
 	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
 }
 
@@ -136,7 +136,7 @@ func (w *World) complete(changes ...Phase) error {
 	for _, p := range append(changes, Phase{Services: w.Services, Slices: w.Slices}) {
 		for _, s := range p.Services {
 			if s.CreationTimestamp.IsZero() {
-				s.CreationTimestamp = made(0)
+				s.CreationTimestamp = createdAt(0)
 			}
 		}
 		for _, s := range p.Slices {
@@ -169,8 +169,8 @@ func endpoint(addr, node string, c discoveryv1.EndpointConditions) discoveryv1.E
 	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node, Conditions: c}
 }
 
-// nothing returns a resolver that knows the node, but none of its labels, and nothing else.
-func (w *World) nothing(mode string) *resolve.Resolver {
+// emptyResolver returns a resolver that knows the node, but none of its labels, and nothing else.
+func (w *World) emptyResolver(mode string) *resolve.Resolver {
 	s, err := w.Config.settings(mode)
 	if err != nil {
 		panic(err) // complete has looked
@@ -181,11 +181,11 @@ func (w *World) nothing(mode string) *resolve.Resolver {
 	return r
 }
 
-// resolver returns a resolver that was told the whole world at once.
-func (w *World) resolver(mode string) *resolve.Resolver {
-	r := w.nothing(mode)
+// newResolver returns a resolver that was told the whole world at once.
+func (w *World) newResolver(mode string) *resolve.Resolver {
+	r := w.emptyResolver(mode)
 	r.UpdateNode(node(w.NodeLabels))
-	r.UpdateServiceCIDR(nil, w.ranges())
+	r.UpdateServiceCIDR(nil, w.serviceCIDR())
 	for _, s := range w.Services {
 		r.Services.Update(nil, s)
 	}
@@ -249,13 +249,13 @@ type failure struct {
 	err error  // lab.ErrUntried: the case could not be tried
 }
 
-// oracle asks the oracle for every case of a group.
-func (g *Group) oracle() []failure {
+// checkOracle asks the oracle for every case of a group.
+func (g *Group) checkOracle() []failure {
 	var out []failure
 	for i, w := range g.worlds() {
-		state := w.resolver(oracleMode).State()
-		for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
-			if want, got := c.in(oracleMode), answer(state, c); !got.equal(want) {
+		state := w.newResolver(oracleMode).State()
+		for _, c := range g.casesFor(oracleMode, g.Phases[i].Name) {
+			if want, got := c.expected(oracleMode), oracleAnswer(state, c); !got.equal(want) {
 				out = append(out, failure{c.ID, fmt.Errorf("oracle: %v\n\twant:   %v", got, want)})
 			}
 		}
@@ -263,8 +263,8 @@ func (g *Group) oracle() []failure {
 	return out
 }
 
-// answer is the oracle's answer to a case, in the table's form.
-func answer(s *proxy.State, c *Case) Expect {
+// oracleAnswer is the oracle's answer to a case, in the table's form.
+func oracleAnswer(s *proxy.State, c *Case) Expect {
 	o := s.Outcome(packet(c))
 	e := Expect{o.Verdict, map[netip.AddrPort]bool{}}
 	for _, b := range o.Backends {

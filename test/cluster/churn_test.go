@@ -16,7 +16,7 @@ var histories = flag.Int("churn", 2, "play so many random `HISTORIES` in each mo
 // TestChurn follows random histories with the whole daemon, by way of the API server,
 // which has troubles of its own.
 func TestChurn(t *testing.T) {
-	churn.Play(t, *histories)
+	churn.SetHistories(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
 			churn.Run(t, churn.Settings{

@@ -24,7 +24,7 @@ func TestChurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	churn.Play(t, *histories)
+	churn.SetHistories(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
@@ -85,6 +85,6 @@ func (f *folder) Flags() []string { return []string{"--manifests", f.dir} }
 
 func (f *folder) Folder(context.Context) (string, error) { return f.dir, nil }
 
-func (f *folder) Troubles() []conformance.Trouble { return nil }
+func (f *folder) Faults() []conformance.Fault { return nil }
 
 func (f *folder) Close() error { return nil }

@@ -163,7 +163,7 @@ type process struct {
 }
 
 // synced returns when the daemon told of its first sync; zero: not yet.
-func (p *process) synced() time.Time { return p.Said("First sync done") }
+func (p *process) synced() time.Time { return p.LoggedAt("First sync done") }
 
 func (p *process) log() string { return p.Log() }
 

@@ -45,8 +45,8 @@ type Source interface {
 	// Folder returns a folder with all objects as they are now.
 	Folder(ctx context.Context) (string, error)
 
-	// Troubles are what may befall the source.
-	Troubles() []conformance.Trouble
+	// Faults are what may befall the source.
+	Faults() []conformance.Fault
 
 	Close() error
 }
@@ -60,10 +60,10 @@ type Settings struct {
 	Open    func(node *lab.Host) (Source, error)
 }
 
-// Play says how many histories each mode plays. The library has flags for it, so it is
+// SetHistories says how many histories each mode plays. The library has flags for it, so it is
 // said once, before tests run side by side. They are the same ones each time, unless
 // -rapid.seed names others, as make soak does.
-func Play(t *testing.T, histories int) {
+func SetHistories(t *testing.T, histories int) {
 	settings := map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"}
 	if flag.Lookup("rapid.seed").Value.String() == "0" {
 		settings["seed"] = "1"
@@ -96,7 +96,7 @@ func RunThemes(t *testing.T, s Settings, told func(theme string, cases int)) {
 // dataplane is what is played: a daemon.
 func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 	d := conformance.Dataplane{
-		Mode:   settingsOf(s.Mode),
+		Mode:   defaultsOf(s.Mode),
 		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
 	}
 	switch s.Mode {
@@ -104,13 +104,13 @@ func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
 	case "userspace":
 		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "it relays no SCTP"}
-		d.Forgets = true
+		d.ForgetsClients = true
 	}
 	return d
 }
 
-// settingsOf is the mode whose default settings a mode has.
-func settingsOf(mode string) string {
+// defaultsOf is the mode whose default settings a mode has.
+func defaultsOf(mode string) string {
 	if mode == "iptables" {
 		return mode
 	}
@@ -120,15 +120,15 @@ func settingsOf(mode string) string {
 // daemon is a daemon on a node, and the source that it hears of objects by.
 type daemon struct {
 	Source
-	mode    string
-	program string
-	node    *lab.Host
-	dir     string              // of its socket; its path is short, as the kernel wants it
-	places  []string            // where mode ebpf keeps its maps, which a rendering must know
-	wanted  *conformance.World  // what was written last
-	running *subprocess.Process // nil: none runs
-	flags   []string            // of the one that runs, beside those of its source
-	fence   int32
+	mode     string
+	program  string
+	node     *lab.Host
+	dir      string              // of its socket; its path is short, as the kernel wants it
+	bpfFlags []string            // where mode ebpf keeps its maps, which a rendering must know
+	written  *conformance.World  // what was written last
+	process  *subprocess.Process // nil: none runs
+	flags    []string            // of the one that runs, beside those of its source
+	fence    int32
 }
 
 func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
@@ -146,13 +146,13 @@ func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
 				t.Error(err)
 			}
 		})
-		d.places = []string{"--bpf-root", filepath.Join(bpf, "sluice")}
+		d.bpfFlags = []string{"--bpf-root", filepath.Join(bpf, "sluice")}
 	}
 	return d, err
 }
 
 func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.World, error) {
-	d.wanted = w
+	d.written = w
 	return d.Source.Write(ctx, w)
 }
 
@@ -160,30 +160,30 @@ func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.
 // heard of is known when it has heard of a fence that was written after it: twice,
 // as a source that is read as a whole may be read while the first is written.
 func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
-	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.places, w.Config.Flags(settingsOf(d.mode)))
+	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.bpfFlags, w.Config.Flags(defaultsOf(d.mode)))
 	err := d.start(flags)
 	for range 2 {
 		if err == nil {
-			err = d.passFence(ctx)
+			err = d.writeFence(ctx)
 		}
 	}
 	if err == nil {
 		err = d.compare(ctx)
 	}
-	if err != nil && d.running != nil {
-		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, lastLines(d.running.Log()))
+	if err != nil && d.process != nil {
+		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, lastLines(d.process.Log()))
 	}
 	return err
 }
 
 // start starts a daemon, unless one with these flags runs.
 func (d *daemon) start(flags []string) (err error) {
-	if d.running != nil && slices.Equal(flags, d.flags) {
+	if d.process != nil && slices.Equal(flags, d.flags) {
 		return nil
 	}
-	if d.running != nil {
-		if code := d.running.End(unix.SIGTERM); code != 0 {
-			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.running.Log()))
+	if d.process != nil {
+		if code := d.process.End(unix.SIGTERM); code != 0 {
+			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.process.Log()))
 		}
 	}
 	args := slices.Concat(d.Flags(), flags, []string{"-v", "2", "--status-socket", d.socket()})
@@ -193,7 +193,7 @@ func (d *daemon) start(flags []string) (err error) {
 	d.flags = flags
 	cmd := exec.Command(d.program, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	d.running, err = subprocess.Start(cmd, d.node.Start)
+	d.process, err = subprocess.Start(cmd, d.node.Start)
 	return err
 }
 
@@ -204,16 +204,16 @@ func lastLines(log string) string {
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "s") }
 
-// passFence writes a fence and waits until it, and everything else, is in force.
-func (d *daemon) passFence(ctx context.Context) error {
+// writeFence writes a fence and waits until it, and everything else, is in force.
+func (d *daemon) writeFence(ctx context.Context) error {
 	d.fence = d.fence%200 + 1
-	w := *d.wanted
+	w := *d.written
 	w.Services, w.Slices = append(slices.Clip(w.Services), d.fenceService()), append(slices.Clip(w.Slices), d.fenceSlice())
 	there, err := d.Source.Write(ctx, &w)
 	if err != nil {
 		return err
 	}
-	return d.await(ctx, func() error { return d.passed(ctx, there) })
+	return d.await(ctx, func() error { return d.checkFence(ctx, there) })
 }
 
 // fenceService and fenceSlice are an object of either kind that changes with each
@@ -236,9 +236,9 @@ func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// passed says what is not yet in force. An object that is missing may be believed to
+// checkFence says what is not yet in force. An object that is missing may be believed to
 // be gone after a while only, so the number of Services must be right, too.
-func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
+func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	c := statusapi.AtSocket(d.socket())
 	var s statusapi.Service
 	if err := c.Get(ctx, statusapi.ServicesPath+"/random/zz-fence", nil, &s); err != nil {
@@ -258,7 +258,7 @@ func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
 		if err := c.Get(ctx, statusapi.ExplainPath, url.Values{"to": {to.String()}}, &e); err != nil {
 			return err
 		}
-		if ranged := e.Verdict != "untouched"; ranged != w.Ranged(to.Addr()) {
+		if ranged := e.Verdict != "untouched"; ranged != w.InServiceCIDRs(to.Addr()) {
 			return fmt.Errorf("not yet the ranges %v: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
 		}
 	}
@@ -268,12 +268,12 @@ func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
 	return nil
 }
 
-// patience is how long a daemon may take until everything is in force. One that has
+// settleTimeout is how long a daemon may take until everything is in force. One that has
 // lost its API server for a while asks again after as much as a minute.
-const patience = 90 * time.Second
+const settleTimeout = 90 * time.Second
 
 func (d *daemon) await(ctx context.Context, wrong func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(patience))
+	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(settleTimeout))
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -285,7 +285,7 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("what was written is not in force: %w", err)
-		case <-d.running.Done:
+		case <-d.process.Done:
 			return errors.New("the daemon has ended by itself")
 		case <-tick.C:
 		}
@@ -293,9 +293,9 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 }
 
 func (d *daemon) Kill() error {
-	if d.running != nil {
-		d.running.End(unix.SIGKILL)
-		d.running = nil
+	if d.process != nil {
+		d.process.End(unix.SIGKILL)
+		d.process = nil
 	}
 	return nil
 }

@@ -38,27 +38,27 @@ func Compare(ctx context.Context, node *lab.Host, program string, flags ...strin
 		if err = node.Start(cmd); err != nil {
 			return err
 		}
-		if err = cmd.Wait(); err == nil || sameButOrder(text.String()) {
+		if err = cmd.Wait(); err == nil || differOnlyInOrder(text.String()) {
 			return nil
 		}
 	}
 	return fmt.Errorf("the kernel is not as a new daemon would make it: %w\n%s", err, text.String())
 }
 
-// order is what says at which place an endpoint is among those of its Service, in
+// slotPattern is what says at which place an endpoint is among those of its Service, in
 // rules of iptables, keys of nftables and entries of maps. A restart puts endpoints in
 // order.
-var order = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
+var slotPattern = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
 
-// sameButOrder reports whether what is there and what is missing is the same, but
+// differOnlyInOrder reports whether what is there and what is missing is the same, but
 // for its order.
-func sameButOrder(diff string) bool {
+func differOnlyInOrder(diff string) bool {
 	n := map[string]int{}
 	for line := range strings.Lines(diff) {
 		if rule, ok := strings.CutPrefix(line, "+ "); ok {
-			n[order.ReplaceAllString(rule, "")]++
+			n[slotPattern.ReplaceAllString(rule, "")]++
 		} else if rule, ok := strings.CutPrefix(line, "- "); ok {
-			n[order.ReplaceAllString(rule, "")]--
+			n[slotPattern.ReplaceAllString(rule, "")]--
 		}
 	}
 	for _, left := range n {

@@ -27,19 +27,19 @@ type Config struct {
 func (c Config) Default() Config {
 	return Config{
 		Cgroup:       c.Cgroup,
-		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
-		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
-		TransitAddrs: or(c.TransitAddrs, "100.64.0.1", "fd64::1"),
+		NodeAddrs:    orDefault(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
+		BridgeAddrs:  orDefault(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
+		TransitAddrs: orDefault(c.TransitAddrs, "100.64.0.1", "fd64::1"),
 	}
 }
 
 // LocalAddrs returns every address of the node, loopback included.
 func (c Config) LocalAddrs() []netip.Addr {
 	c = c.Default()
-	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, or(nil, "127.0.0.1", "::1"))
+	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, orDefault(nil, "127.0.0.1", "::1"))
 }
 
-func or(addrs []netip.Addr, texts ...string) []netip.Addr {
+func orDefault(addrs []netip.Addr, texts ...string) []netip.Addr {
 	if addrs == nil {
 		for _, t := range texts {
 			addrs = append(addrs, netip.MustParseAddr(t))

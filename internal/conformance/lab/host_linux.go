@@ -85,27 +85,27 @@ func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, ad
 func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
 	routes, err := h.nl.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return netip.Addr{}, h.failed(cmp.Or(err, fs.ErrNotExist), "look up the route to %v", to)
+		return netip.Addr{}, h.wrap(cmp.Or(err, fs.ErrNotExist), "look up the route to %v", to)
 	}
 	src, _ := netip.AddrFromSlice(routes[0].Src)
 	return src.Unmap(), nil
 }
 
 func (h *Host) FlushConntrack() error {
-	return h.failed(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
+	return h.wrap(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
 }
 
-// failed says what could not be done to the host.
-func (h *Host) failed(err error, format string, args ...any) error {
+// wrap says what could not be done to the host.
+func (h *Host) wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// forward makes the host a router. A bridge that is looked into by the
+// enableForwarding makes the host a router. A bridge that is looked into by the
 // firewall would show it each packet twice; not every kernel can do that.
-func (h *Host) forward() error {
+func (h *Host) enableForwarding() error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (h *Host) sysctl(settings ...string) error {
 		for _, s := range settings {
 			path, value, _ := strings.Cut(s, "=")
 			if err := os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0); err != nil {
-				return h.failed(err, "set %s", path)
+				return h.wrap(err, "set %s", path)
 			}
 		}
 		return nil
@@ -134,7 +134,7 @@ func (h *Host) linkUp(name string) (netlink.Link, error) {
 	if err == nil {
 		err = h.nl.LinkSetUp(link)
 	}
-	return link, h.failed(err, "set link %s up", name)
+	return link, h.wrap(err, "set link %s up", name)
 }
 
 // addBridge makes a bridge with addresses of its own.
@@ -143,15 +143,15 @@ func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) 
 	attrs.Name, attrs.HardwareAddr = name, mac
 	b := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: new(false)}
 	if err := h.nl.LinkAdd(b); err != nil {
-		return nil, h.failed(err, "add bridge %s", name)
+		return nil, h.wrap(err, "add bridge %s", name)
 	}
 	_, err := h.linkUp(name)
 	return b, errors.Join(err, h.addAddrs(b, addrs...))
 }
 
-// plug lays a cable to another host, where it is eth0, and sets both ends up.
+// addVeth lays a cable to another host, where it is eth0, and sets both ends up.
 // This end may be a bridge's port.
-func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
+func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
 	if bridge != nil {
@@ -162,7 +162,7 @@ func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer
 		PeerHardwareAddr: peer.mac, PeerNamespace: netlink.NsFd(peer.Handle),
 	})
 	if err != nil {
-		return nil, h.failed(err, "add link %s to %s", name, peer.Name)
+		return nil, h.wrap(err, "add link %s to %s", name, peer.Name)
 	}
 	link, err := h.linkUp(name)
 	if err != nil {
@@ -181,19 +181,19 @@ func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer
 // waitUp waits until a link carries packets: the kernel notices the carrier of
 // a new cable a little later, and drops what is sent before.
 func (h *Host) waitUp(name string) error {
-	return h.await("the carrier of "+name, func() bool {
+	return h.waitFor("the carrier of "+name, func() bool {
 		link, err := h.nl.LinkByName(name)
 		return err == nil && link.Attrs().OperState == netlink.OperUp
 	})
 }
 
-// await asks until the answer is yes, for some seconds.
-func (h *Host) await(what string, ready func() bool) error {
+// waitFor asks until the answer is yes, for some seconds.
+func (h *Host) waitFor(what string, ready func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); !ready(); <-tick.C {
 		if time.Now().After(end) {
-			return h.failed(context.DeadlineExceeded, "wait for %s", what)
+			return h.wrap(context.DeadlineExceeded, "wait for %s", what)
 		}
 	}
 	return nil
@@ -203,45 +203,45 @@ func (h *Host) await(what string, ready func() bool) error {
 func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 	var errs []error
 	for _, f := range proxy.Families {
-		errs = append(errs, h.neighbour(h.eth0, gateways[f], mac), h.route(h.eth0, everything(f), gateways[f]))
+		errs = append(errs, h.addNeighbour(h.eth0, gateways[f], mac), h.addRoute(h.eth0, defaultDst(f), gateways[f]))
 	}
 	return errors.Join(errs...)
 }
 
-// everything is the default route's destination.
-func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
+// defaultDst is the default route's destination.
+func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// route adds or replaces a route; an invalid gateway means that the destination is on the link.
-func (h *Host) route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
+// addRoute adds or replaces a route; an invalid gateway means that the destination is on the link.
+func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
 	if via.IsValid() {
 		r.Gw, r.Flags, r.Scope = via.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	}
-	return h.failed(h.nl.RouteReplace(r), "route %v over %s", to, link.Attrs().Name)
+	return h.wrap(h.nl.RouteReplace(r), "route %v over %s", to, link.Attrs().Name)
 }
 
-func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
+func (h *Host) removeRoute(link netlink.Link, to netip.Prefix) error {
 	// The scope NOWHERE stands for any.
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
-	return h.failed(h.nl.RouteDel(r), "remove route %v", to)
+	return h.wrap(h.nl.RouteDel(r), "remove route %v", to)
 }
 
-// neighbour says where an address is, so that nobody has to ask.
-func (h *Host) neighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
+// addNeighbour says where an address is, so that nobody has to ask.
+func (h *Host) addNeighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
 	n := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
-	return h.failed(h.nl.NeighSet(n), "set neighbour %v", a)
+	return h.wrap(h.nl.NeighSet(n), "set neighbour %v", a)
 }
 
 func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	var errs []error
 	for _, a := range addrs {
-		addr := &netlink.Addr{IPNet: ipNet(single(a))}
+		addr := &netlink.Addr{IPNet: ipNet(hostPrefix(a))}
 		if a.Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		errs = append(errs, h.failed(h.nl.AddrReplace(link, addr), "add %v to %s", a, link.Attrs().Name))
+		errs = append(errs, h.wrap(h.nl.AddrReplace(link, addr), "add %v to %s", a, link.Attrs().Name))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -249,7 +249,7 @@ func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	// The kernel makes the route of a new IPv6 address a little later, and only
 	// then receives packets for it.
 	for _, a := range addrs {
-		errs = append(errs, h.await(a.String(), func() bool {
+		errs = append(errs, h.waitFor(a.String(), func() bool {
 			routes, err := h.nl.RouteGet(a.AsSlice())
 			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 		}))
@@ -260,26 +260,26 @@ func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
 func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	var errs []error
 	for _, a := range addrs {
-		err := h.nl.AddrDel(link, &netlink.Addr{IPNet: ipNet(single(a))})
-		errs = append(errs, h.failed(err, "remove %v from %s", a, link.Attrs().Name))
+		err := h.nl.AddrDel(link, &netlink.Addr{IPNet: ipNet(hostPrefix(a))})
+		errs = append(errs, h.wrap(err, "remove %v from %s", a, link.Attrs().Name))
 	}
 	return errors.Join(errs...)
 }
 
-// answerForAll makes every address the host's own, while what it sends itself
+// acceptAllAddrs makes every address the host's own, while what it sends itself
 // still goes to the node: only what comes in is looked up among its own.
-func (h *Host) answerForAll() error {
+func (h *Host) acceptAllAddrs() error {
 	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 asks the routes
 	for _, f := range proxy.Families {
 		r := &netlink.Route{
-			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(everything(f)),
+			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(defaultDst(f)),
 			Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		}
 		rule := netlink.NewRule()
 		rule.Family, rule.Table, rule.Priority = nl.GetIPFamily(f.Unspecified().AsSlice()), unix.RT_TABLE_LOCAL, 0
-		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleDel(rule), "remove rule"))
+		errs = append(errs, h.wrap(h.nl.RouteReplace(r), "add local route"), h.wrap(h.nl.RuleDel(rule), "remove rule"))
 		rule.IifName, rule.Priority = "eth0", 100
-		errs = append(errs, h.failed(h.nl.RuleAdd(rule), "add rule"))
+		errs = append(errs, h.wrap(h.nl.RuleAdd(rule), "add rule"))
 	}
 	return errors.Join(errs...)
 }

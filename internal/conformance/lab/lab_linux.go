@@ -17,14 +17,14 @@ import (
 // Lab is one node, its pods, those of other nodes and the outside. Its methods are
 // called by one goroutine at a time; those of its hosts by any.
 type Lab struct {
-	cfg     Config
-	ports   *traffic.Ports
-	node    *Host
-	outside *Host
-	cni0    netlink.Link
-	transit netlink.Link
-	parked  []*Host // pods without an address, to be used again
-	hosts   []*Host
+	cfg      Config
+	ports    *traffic.Ports
+	node     *Host
+	outside  *Host
+	cni0     netlink.Link
+	transit  netlink.Link
+	idlePods []*Host // pods without an address, to be used again
+	hosts    []*Host
 }
 
 // New makes a lab with a node and an outside and no pods.
@@ -37,10 +37,10 @@ func New(c Config) (*Lab, error) {
 }
 
 func (l *Lab) build() (err error) {
-	if l.node, err = l.host("node"); err != nil {
+	if l.node, err = l.addHost("node"); err != nil {
 		return err
 	}
-	if l.outside, err = l.host("outside"); err != nil {
+	if l.outside, err = l.addHost("outside"); err != nil {
 		return err
 	}
 	l.node.Addrs, l.node.Cgroup = l.cfg.LocalAddrs(), l.cfg.Cgroup
@@ -50,20 +50,20 @@ func (l *Lab) build() (err error) {
 	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), l.cfg.TransitAddrs); err != nil {
 		return err
 	}
-	if l.node.eth0, err = l.node.plug(Uplink, mac(3, 0), nil, l.outside); err != nil {
+	if l.node.eth0, err = l.node.addVeth(Uplink, mac(3, 0), nil, l.outside); err != nil {
 		return err
 	}
 	return errors.Join(
-		l.node.forward(),
+		l.node.enableForwarding(),
 		l.node.addAddrs(l.node.eth0, l.cfg.NodeAddrs...),
 		l.node.defaultRoutes(l.outside.mac),
 		l.outside.defaultRoutes(mac(3, 0)),
-		l.outside.answerForAll(),
+		l.outside.acceptAllAddrs(),
 	)
 }
 
-// host makes a host that Close will remove.
-func (l *Lab) host(name string) (*Host, error) {
+// addHost makes a host that Close will remove.
+func (l *Lab) addHost(name string) (*Host, error) {
 	h, err := newHost(name, l.ports)
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 		h.Name, h.Addrs = name, slices.Clone(addrs)
 		err = h.addAddrs(h.eth0, addrs...)
 		for _, a := range addrs {
-			err = errors.Join(err, l.node.neighbour(bridge, a, h.mac), l.node.route(bridge, single(a), netip.Addr{}))
+			err = errors.Join(err, l.node.addNeighbour(bridge, a, h.mac), l.node.addRoute(bridge, hostPrefix(a), netip.Addr{}))
 		}
 		// The kernel forgets a link's routes with its last address, so they are
 		// written again for each pod.
@@ -118,12 +118,12 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	fits := func(h *Host) bool {
 		return h.bridge == bridge && (h.Cgroup == "" || slices.Equal(h.Addrs, addrs))
 	}
-	if i := slices.IndexFunc(l.parked, fits); i >= 0 {
-		h := l.parked[i]
-		l.parked = slices.Delete(l.parked, i, i+1)
+	if i := slices.IndexFunc(l.idlePods, fits); i >= 0 {
+		h := l.idlePods[i]
+		l.idlePods = slices.Delete(l.idlePods, i, i+1)
 		return h, nil
 	}
-	h, err := l.host("pod")
+	h, err := l.addHost("pod")
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 		h.Cgroup = l.cfg.Cgroup
 	}
 	n := len(l.hosts)
-	_, err = l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
+	_, err = l.node.addVeth(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
 	return h, err
 }
 
@@ -140,9 +140,9 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 func (l *Lab) RemovePod(h *Host) error {
 	errs := []error{h.removeAddrs(h.eth0, h.Addrs...)}
 	for _, a := range h.Addrs {
-		errs = append(errs, l.node.unroute(h.bridge, single(a)))
+		errs = append(errs, l.node.removeRoute(h.bridge, hostPrefix(a)))
 	}
-	l.parked = append(l.parked, h)
+	l.idlePods = append(l.idlePods, h)
 	return errors.Join(errs...)
 }
 

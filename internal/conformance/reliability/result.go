@@ -30,8 +30,8 @@ type Result struct {
 	Kubernetes string `json:",omitempty"`
 }
 
-// mark begins a result in a test's output.
-const mark = "reliability: "
+// prefix begins a result in a test's output.
+const prefix = "reliability: "
 
 func Record(t testing.TB, r Result) {
 	t.Helper()
@@ -40,7 +40,7 @@ func Record(t testing.TB, r Result) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log(mark + string(text))
+	t.Log(prefix + string(text))
 }
 
 // version is a kernel's major and minor version.
@@ -56,7 +56,7 @@ func kernel(t testing.TB) string {
 }
 
 // line is a line of go test -v that has a result.
-var line = regexp.MustCompile(`^ +\S+\.go:\d+: ` + mark + `(.*)`)
+var line = regexp.MustCompile(`^ +\S+\.go:\d+: ` + prefix + `(.*)`)
 
 // Read returns the results in the output of go test -v.
 func Read(output string) (results []Result, err error) {

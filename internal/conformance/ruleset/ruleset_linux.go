@@ -15,11 +15,11 @@ var sections = []struct {
 	command string
 	tidy    func(string) string
 }{
-	{"nft -s list ruleset", tidyTables},
-	{"iptables-nft-save", tidySaved},
-	{"ip6tables-nft-save", tidySaved},
-	{"iptables-legacy-save", tidySaved},
-	{"ip6tables-legacy-save", tidySaved},
+	{"nft -s list ruleset", normalizeNft},
+	{"iptables-nft-save", normalizeSave},
+	{"ip6tables-nft-save", normalizeSave},
+	{"iptables-legacy-save", normalizeSave},
+	{"ip6tables-legacy-save", normalizeSave},
 	{"ipset save", strings.Clone},
 	{"ip -brief address show", strings.Clone},
 	{"ip -brief link show", strings.Clone},
@@ -48,8 +48,8 @@ func Of(h *lab.Host) (string, error) {
 	return text.String(), err
 }
 
-// tidyTables leaves out the empty tables of iptables from a list of nf_tables.
-func tidyTables(list string) string {
+// normalizeNft leaves out the empty tables of iptables from a list of nf_tables.
+func normalizeNft(list string) string {
 	var kept strings.Builder
 	for _, table := range strings.SplitAfter(list, "\n}\n") {
 		table = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(table, "")
@@ -65,8 +65,8 @@ func tidyTables(list string) string {
 	return kept.String()
 }
 
-// tidySaved leaves out the empty built-in chains and tables from what iptables-save prints.
-func tidySaved(saved string) string {
+// normalizeSave leaves out the empty built-in chains and tables from what iptables-save prints.
+func normalizeSave(saved string) string {
 	saved = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]`).ReplaceAllString(saved, "")
 	var kept strings.Builder
 	for _, table := range strings.SplitAfter(saved, "COMMIT\n") {

@@ -21,8 +21,8 @@ type Flow struct {
 	Patience time.Duration // how long no answer is not yet silence; see Scaled
 	Socket
 
-	// Closing is called with the socket before it is closed, in the namespace. It may be nil.
-	Closing func(fd int)
+	// BeforeClose is called with the socket before it is closed, in the namespace. It may be nil.
+	BeforeClose func(fd int)
 }
 
 // Socket says how a program makes and uses a flow's socket. The zero value is bound

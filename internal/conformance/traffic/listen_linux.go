@@ -75,7 +75,7 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 		failed := c.Control(func(fd uintptr) {
 			switch network {
 			case "ip":
-				err = takePort(int(fd), a.Port(), a.Addr().Is6())
+				err = filterPort(int(fd), a.Port(), a.Addr().Is6())
 			case "udp": // a proxy may have to answer from the same port
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 				if a.Addr() == netip.IPv4Unspecified() { // to answer from where a datagram was sent to
@@ -104,15 +104,15 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 	})
 }
 
-// untilClosed serves one client after another. An error that says otherwise is
+// serveUntilClosed serves one client after another. An error that says otherwise is
 // that of a client or of an earlier answer.
-func untilClosed(serve func() error) {
+func serveUntilClosed(serve func() error) {
 	for !errors.Is(serve(), net.ErrClosed) {
 	}
 }
 
 func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		c, err := ln.Accept()
 		if err == nil {
 			serve(c.(*net.TCPConn))
@@ -131,7 +131,7 @@ func answerTCP(c *net.TCPConn) {
 
 func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 	buf, oob := make([]byte, 1500), make([]byte, 256)
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		_, on, _, from, err := pc.ReadMsgUDPAddrPort(buf, oob)
 		if err != nil {
 			return err
@@ -155,7 +155,7 @@ func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 // know SCTP for it; only the address translation on the way must.
 func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	buf := make([]byte, 1500)
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		n, from, err := pc.ReadFromIP(buf)
 		init, _, ok := parseSCTP(buf[:n])
 		if err != nil || !ok || init.Kind != sctpInit || init.Dst != own.Port() {

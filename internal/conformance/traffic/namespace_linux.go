@@ -30,7 +30,7 @@ type Namespace struct {
 // it. It disappears when it is closed and nothing in it runs or is open.
 func New(name string, p *Ports) (*Namespace, error) {
 	n := &Namespace{Name: name, Ports: p}
-	err := away("", func() (err error) {
+	err := onLockedThread("", func() (err error) {
 		n.Handle, err = netns.New()
 		return err
 	})
@@ -40,9 +40,9 @@ func New(name string, p *Ports) (*Namespace, error) {
 	return n, nil
 }
 
-// away runs f on a thread that f may move to another namespace, and that is in a
+// onLockedThread runs f on a thread that f may move to another namespace, and that is in a
 // cgroup if one is named.
-func away(cgroup string, f func() error) error {
+func onLockedThread(cgroup string, f func() error) error {
 	const threads = "cgroup.threads"
 	runtime.LockOSThread()
 	was, err := netns.Get()
@@ -76,7 +76,7 @@ func away(cgroup string, f func() error) error {
 // Do runs f on a thread that is in the namespace and its cgroup. Sockets that f opens
 // and processes that it starts stay there; goroutines that it starts do not.
 func (n *Namespace) Do(f func() error) error {
-	return away(n.Cgroup, func() error {
+	return onLockedThread(n.Cgroup, func() error {
 		if err := netns.Set(n.Handle); err != nil {
 			return fmt.Errorf("enter %s: %w", n.Name, err)
 		}

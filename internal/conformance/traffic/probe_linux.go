@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	resendTime = time.Second     // after which a datagram is sent once more: a busy machine may lose one, and TCP does so by itself
-	answerTime = 5 * time.Second // that a TCP connection may take to bring an answer
+	resendInterval = time.Second     // after which a datagram is sent once more: a busy machine may lose one, and TCP does so by itself
+	answerTimeout  = 5 * time.Second // that a TCP connection may take to bring an answer
 )
 
-// window returns how many flows of one Probe are under way at once. Of associations
+// maxInFlight returns how many flows of one Probe are under way at once. Of associations
 // only few, so that none waits until its first packet is sent again: conntrack
 // follows the answer to the last one, and drops what follows from the first.
-func window(p proxy.Protocol) int {
+func maxInFlight(p proxy.Protocol) int {
 	if p == proxy.SCTP && !isRaw(p) {
 		return 16
 	}
@@ -40,7 +40,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			for ; next < len(flows) && len(active) < window(flows[next].Protocol); next++ {
+			for ; next < len(flows) && len(active) < maxInFlight(flows[next].Protocol); next++ {
 				a := &attempt{Flow: flows[next], to: flows[next].Dst, seen: &seen[next], raw: isRaw(flows[next].Protocol)}
 				if a.Mapped {
 					a.to = netip.AddrPortFrom(netip.AddrFrom16(a.Dst.Addr().As16()), a.Dst.Port())
@@ -84,8 +84,8 @@ type attempt struct {
 func (a *attempt) end(s Seen) { *a.seen, a.ended = s, true }
 
 func (a *attempt) close() error {
-	if a.Closing != nil {
-		a.Closing(a.fd)
+	if a.BeforeClose != nil {
+		a.BeforeClose(a.fd)
 	}
 	return unix.Close(a.fd)
 }
@@ -101,7 +101,7 @@ func (a *attempt) fail(err error) {
 
 // progress waits until some flow has something to say or its time is over.
 func progress(active []*attempt) error {
-	wait := resendTime
+	wait := resendInterval
 	polls := make([]unix.PollFd, len(active))
 	for i, a := range active {
 		if polls[i] = (unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}); a.ended {
@@ -120,13 +120,13 @@ func progress(active []*attempt) error {
 		switch {
 		case a.ended:
 		case now.Before(a.deadline) && now.After(a.resend):
-			a.resend = now.Add(resendTime)
+			a.resend = now.Add(resendInterval)
 			_ = a.send() // an error of it shows when the socket is read
 		case now.Before(a.deadline):
 		case !a.extended && a.connected():
 			// Somebody took the connection, so it is not silence; the answer
 			// itself depends on how busy this machine is.
-			a.extended, a.deadline = true, now.Add(Scaled(answerTime))
+			a.extended, a.deadline = true, now.Add(Scaled(answerTimeout))
 		default:
 			a.end(Seen{Fate: Silent})
 		}
@@ -135,7 +135,7 @@ func progress(active []*attempt) error {
 }
 
 func (a *attempt) open(n *Namespace) error {
-	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendTime)
+	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendInterval)
 	if err := a.socket(); err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (a *attempt) bind(n *Namespace) error {
 	for {
 		a.port = n.Ports.next()
 		if a.raw {
-			if err := takePort(a.fd, a.port, a.Src.Is6()); err != nil {
+			if err := filterPort(a.fd, a.port, a.Src.Is6()); err != nil {
 				return err
 			}
 		}

@@ -102,10 +102,10 @@ func parseSCTP(b []byte) (p sctpPacket, text []byte, ok bool) {
 	return p, text, err == nil && bytes.Equal(b, p.marshal(text))
 }
 
-// takePort makes a raw socket hear only what is sent to one port: it would be given
+// filterPort makes a raw socket hear only what is sent to one port: it would be given
 // every SCTP packet to its address otherwise, and miss some. An IPv4 raw socket has the
 // IP header before it, which has no options here.
-func takePort(fd int, port uint16, is6 bool) error {
+func filterPort(fd int, port uint16, is6 bool) error {
 	offset := uint32(20 + 2)
 	if is6 {
 		offset = 2

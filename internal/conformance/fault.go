@@ -8,21 +8,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Trouble is what may befall the way by which a daemon hears of objects. It begins
+// Fault is what may befall the way by which a daemon hears of objects. It begins
 // before they change, and ends after that.
-type Trouble struct {
-	Name       string
-	Begin, End func(context.Context) error
+type Fault struct {
+	Name        string
+	Start, Stop func(context.Context) error
 }
 
-// trouble brings trouble to some phases. A Service is deleted meanwhile, as that is
+// addFaults brings trouble to some phases. A Service is deleted meanwhile, as that is
 // what is easiest to miss. Low numbers are drawn most, so kinds take turns.
-func (m *maker) trouble(g *Group, kinds []Trouble) {
+func (m *generator) addFaults(g *Group, kinds []Fault) {
 	w := &g.World
 	for i := range g.Phases {
 		p := &g.Phases[i]
 		if len(kinds) > 0 && m.IntN(2) == 1 {
-			p.Trouble = &kinds[(i+m.IntN(len(kinds)))%len(kinds)]
+			p.Fault = &kinds[(i+m.IntN(len(kinds)))%len(kinds)]
 			if n := len(w.Services); n > 0 {
 				gone := key(w.Services[m.IntN(n)])
 				p.DeleteServices = append(p.DeleteServices, gone)
@@ -34,7 +34,7 @@ func (m *maker) trouble(g *Group, kinds []Trouble) {
 }
 
 // String returns the trouble's name.
-func (t *Trouble) String() string {
+func (t *Fault) String() string {
 	if t == nil {
 		return "none"
 	}
@@ -42,9 +42,9 @@ func (t *Trouble) String() string {
 }
 
 // during does something while there is trouble, if there is any.
-func (t *Trouble) during(ctx context.Context, do func() error) error {
+func (t *Fault) during(ctx context.Context, do func() error) error {
 	if t == nil {
 		return do()
 	}
-	return within(t.Name, errors.Join(t.Begin(ctx), do(), t.End(ctx)))
+	return wrap(t.Name, errors.Join(t.Start(ctx), do(), t.Stop(ctx)))
 }
