@@ -13,22 +13,24 @@ import (
 	"sluice/internal/proxy"
 )
 
-// affinityClient is a client that session affinity holds for, and the list of a row that it
-// is sent to one of.
+// affinityClient is a client of a row with session affinity, together with the endpoint
+// list that it uses.
 type affinityClient struct {
 	src   netip.Addr
 	row   proxy.PortKey
 	scope proxy.Scope
 }
 
-// binding is how a client came last, and whom it was sent to.
+// binding is the last connection of a client: its case, the endpoint that it reached, and
+// when.
 type binding struct {
 	*Case
 	to   netip.AddrPort
 	last time.Time
 }
 
-// affinityClientOf returns the client of a case, if a state has it remembered.
+// affinityClientOf returns the client of a case, if a state forwards it with session
+// affinity.
 func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 	o := s.Outcome(packet(c))
 	if o.Verdict != proxy.Forward || o.Row.Affinity == 0 {
@@ -37,7 +39,7 @@ func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 	return affinityClient{c.Src, o.Row.Key, o.Route.Scope}, true
 }
 
-// caseRun returns a case that is to be played.
+// caseRun prepares the execution of a case.
 func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
 	out := &caseRun{Case: c, want: r.want(c), wantTranslated: translatedShare(s, c)}
@@ -47,11 +49,12 @@ func (r *run) caseRun(c *Case) *caseRun {
 	return out
 }
 
-// other is the same client by the row's other list.
+// other returns the same client for the row's other endpoint list.
 func (c affinityClient) other() affinityClient { return affinityClient{c.src, c.row, 1 - c.scope} }
 
-// allowedEndpoints returns the endpoints that a client must be sent to one of: the one that it had
-// of this list, or else that it had of the other one and this one has too. Nil: any.
+// allowedEndpoints returns the endpoints that session affinity permits for a client: the
+// one it last reached through this list, or else the one it last reached through the
+// other list, if this list has it too. Nil means any.
 func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	b, own := r.bindings[who]
 	if !own {
@@ -61,17 +64,18 @@ func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	switch {
 	case !slices.ContainsFunc(r.resolver.State().Rows[who.row].List(who.scope), there):
 		return nil
-	case r.d.Mode == "iptables": // in which endpoints remember clients, and one that is met by two lists is either's
+	case r.d.Mode == "iptables": // each endpoint remembers its clients, shared by both lists
 		return slices.Concat(r.sentTo[who], r.sentTo[who.other()])
 	case own:
 		return []netip.AddrPort{b.to}
-	default: // an older one of this list may still be remembered
+	default: // an older binding of this list may still exist
 		return append(slices.Clone(r.sentTo[who]), b.to)
 	}
 }
 
-// repeatClients returns the cases of earlier phases whose clients are still remembered. Each
-// comes once more, as of this phase, and by the row's other list if it can.
+// repeatClients returns the cases of earlier phases whose clients are still bound, to be
+// repeated in this phase. A client that has used one list also connects through the
+// other, if a frontend leads there.
 func (r *run) repeatClients(phase string) (out []*caseRun) {
 	for who, b := range r.bindings {
 		c := *b.Case
@@ -80,7 +84,7 @@ func (r *run) repeatClients(phase string) (out []*caseRun) {
 			out = append(out, r.caseRun(&c))
 		}
 		if _, did := r.bindings[who.other()]; did {
-			continue // and comes again by that one
+			continue // repeated through that list
 		}
 		if c := r.viaOtherList(who, c); c != nil {
 			c.ID = fmt.Sprintf("%s-across-%s", phase, b.ID)
@@ -91,8 +95,9 @@ func (r *run) repeatClients(phase string) (out []*caseRun) {
 	return out
 }
 
-// viaOtherList returns a client's case by a frontend that leads to the row's other list, or
-// nil if there is none. Clients with an address that holds for some packets only have none.
+// viaOtherList returns the case with a frontend that leads to the row's other list, or
+// nil if there is none. Clients whose source address is valid for some destinations only
+// are left out.
 func (r *run) viaOtherList(who affinityClient, c Case) *Case {
 	s := r.resolver.State()
 	if s.Rows[who.row] == nil || c.From == FromVIP || c.From == FromLocalhost || c.From == FromInside {
@@ -110,7 +115,7 @@ func (r *run) viaOtherList(who affinityClient, c Case) *Case {
 	return nil
 }
 
-// recordBindings notes where clients were sent.
+// recordBindings records which endpoints clients reached.
 func (r *run) recordBindings(runs []*caseRun) {
 	for _, c := range runs {
 		if !c.sticky || len(c.answers) == 0 {
@@ -124,9 +129,9 @@ func (r *run) recordBindings(runs []*caseRun) {
 	}
 }
 
-// dropBindings forgets the clients that may have been sent elsewhere since. Where more than
-// one of the objects changed that a list is made of, on the way by some worlds, an
-// endpoint may have left it for a moment.
+// dropBindings forgets the clients whose binding may legitimately be gone. If more than
+// one of the objects that make up a list changed on the way through worlds, an endpoint
+// may have been absent for a moment.
 func (r *run) dropBindings(worlds ...*World) {
 	for who, b := range r.bindings {
 		row := r.resolver.State().Rows[who.row]
@@ -141,7 +146,7 @@ func (r *run) dropBindings(worlds ...*World) {
 	}
 }
 
-// sources is what the lists of a row are made of, by object.
+// sources returns the objects that the lists of a row are made of, by name.
 func (w *World) sources(row proxy.PortKey) map[string]any {
 	out := map[string]any{"node": w.NodeLabels}
 	for _, s := range w.Services {
@@ -157,7 +162,7 @@ func (w *World) sources(row proxy.PortKey) map[string]any {
 	return out
 }
 
-// differences returns how many objects are not the same.
+// differences returns how many objects were added, removed or changed.
 func differences(a, b map[string]any) (n int) {
 	for name := range b {
 		if !reflect.DeepEqual(a[name], b[name]) {

@@ -19,34 +19,32 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Daemon is a whole daemon on a node, which hears of objects by itself, instead of
-// a dataplane.
+// Daemon is a daemon on a node together with its source of objects. It is tested instead
+// of a dataplane.
 type Daemon interface {
-	// Write makes a world's objects those that there are, and returns the world as it
-	// has become: whoever keeps objects may have a say. Nobody waits for the daemon to
-	// hear of it.
+	// Write replaces all objects with those of a world, and returns the world as the
+	// source has it: an API server may set defaults or reject objects. It does not wait
+	// for the daemon.
 	Write(ctx context.Context, w *World) (*World, error)
 
-	// Settle starts a daemon with the world's settings if none runs, and returns
-	// when it has what was written last in force. The kernel must then be as a new
-	// daemon would make it.
+	// Settle starts a daemon with the world's settings if none is running, and returns
+	// when everything written is in force. The kernel's state must then equal what a new
+	// daemon would write.
 	Settle(ctx context.Context, w *World) error
 
-	// Kill ends the daemon without a chance to say a word.
+	// Kill kills the daemon with SIGKILL.
 	Kill() error
 
-	// Faults are what may befall the way by which it hears of objects, what is simple
-	// first.
+	// Faults returns the faults that can be injected into the source, the simplest first.
 	Faults() []Fault
 
 	Close() error
 }
 
-// RunChurn plays histories of a daemon: random objects change, the daemon is killed
-// now and then, there is trouble with where it hears of objects, and after each of up
-// to so many steps the kernel must be as a new daemon would make it and random packets
-// must meet what the oracle says. A history that fails is told in its simplest form
-// that does.
+// RunChurn runs random histories of a daemon of up to so many steps: objects change, the
+// daemon is killed, the source has faults. After each step the kernel's state must equal
+// what a new daemon would write, and random packets must have the oracle's results. A
+// failing history is shrunk to its simplest form.
 func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	b := newTestbed(t, d)
 	histories := rapid.Custom(func(r *rapid.T) *Group {
@@ -59,15 +57,15 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 		return g
 	})
 	out := &b.churn
-	told := time.Now()
+	logged := time.Now()
 	rapid.Check(t, func(r *rapid.T) {
 		g := histories.Draw(r, "history")
 		out.Histories, out.Steps = out.Histories+1, out.Steps+len(g.Phases)
 		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
 			r.Fatal(g.describeFailure(d.Mode, failures))
 		}
-		if out.Flows = int(b.counters.flows.Load()); time.Since(told) > time.Minute {
-			told = time.Now()
+		if out.Flows = int(b.counters.flows.Load()); time.Since(logged) > time.Minute {
+			logged = time.Now()
 			t.Log(out)
 		}
 	})
@@ -89,25 +87,25 @@ func newTestbed(t *testing.T, d Dataplane) *testbed {
 	return b
 }
 
-// Churn is what histories were made of.
+// Churn is the statistics of random histories.
 type Churn struct {
 	Histories, Steps, Flows int
-	ReturningClients        int                        // of clients to the endpoint that they were sent to in an earlier step
-	Settled                 map[string][]time.Duration // after which trouble all was in force again, and how long that took
+	ReturningClients        int                        // that connected again in a later step
+	Settled                 map[string][]time.Duration // by fault: how long until everything was in force again
 }
 
-// killFault is the trouble that a daemon dies.
+// killFault is the name of the fault that the daemon is killed.
 const killFault = "the daemon is killed"
 
 func (c *Churn) String() string {
-	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.ReturningClients)
+	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d returning clients", c.Histories, c.Steps, c.Flows, c.ReturningClients)
 	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
 		text += fmt.Sprintf("; %s: %d, at most %v", name, len(c.Settled[name]), slices.Max(c.Settled[name]).Round(time.Millisecond))
 	}
 	return text
 }
 
-// recordSettled notes how long it took after the troubles of a phase.
+// recordSettled records how long the daemon took after the faults of a phase.
 func (c *Churn) recordSettled(p Phase, took time.Duration) {
 	if c.Settled == nil {
 		c.Settled = map[string][]time.Duration{}
@@ -120,10 +118,10 @@ func (c *Churn) recordSettled(p Phase, took time.Duration) {
 	}
 }
 
-// GoString is what the library prints of a history, which is told otherwise.
+// GoString keeps rapid from printing the whole history; describeFailure does.
 func (g *Group) GoString() string { return g.ID }
 
-// describeFailure returns what went wrong first, and the states before it.
+// describeFailure describes the first failure and the states that led to it.
 func (g *Group) describeFailure(mode string, failures []failure) string {
 	var text strings.Builder
 	first := failures[0]
@@ -143,12 +141,13 @@ func (g *Group) describeFailure(mode string, failures []failure) string {
 	return fmt.Sprintf("%s: %v; after\n%s", first.id, first.err, text.String())
 }
 
-// rapidChooser makes choices that can be made simpler.
+// rapidChooser makes choices that rapid can shrink.
 type rapidChooser struct{ *rapid.T }
 
 func (d rapidChooser) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
 
-// writePhase has the daemon hear of a world, by the way that the phase says.
+// writePhase writes the objects of a phase, with its detour, kill and fault, and waits
+// until they are in force.
 func (r *run) writePhase(ctx context.Context, p Phase, w *World) error {
 	way := []*World{r.world}
 	if p.Detour {
@@ -181,7 +180,7 @@ func (r *run) writePhase(ctx context.Context, p Phase, w *World) error {
 	return err
 }
 
-// wrong returns a world in which every other object is not as it should be.
+// wrong returns a world in which about half of the objects are wrong.
 func (w *World) wrong(rng *rand.Rand) *World {
 	out := *w
 	out.Services, out.Slices = slices.Clone(w.Services), slices.Clone(w.Slices)
@@ -198,7 +197,7 @@ func (w *World) wrong(rng *rand.Rand) *World {
 	return &out
 }
 
-// Objects returns all objects of a world, as the API has them.
+// Objects returns all objects of the world, with their API versions and kinds.
 func (w *World) Objects() []metav1.Object {
 	n, c := node(w.NodeLabels), w.serviceCIDR()
 	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
@@ -217,7 +216,7 @@ func (w *World) Objects() []metav1.Object {
 	return out
 }
 
-// Flags are what tells a daemon of a mode its settings.
+// Flags returns the daemon's flags for the configuration in a mode.
 func (c Config) Flags(mode string) []string {
 	var cidrs []string
 	for _, p := range clusterCIDRs {
@@ -244,17 +243,16 @@ func (c Config) Flags(mode string) []string {
 		return append(out, "--nodeport-addresses=0.0.0.0/0,::/0")
 	case len(c.NodePortAddresses) > 0:
 		return append(out, "--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
-	case mode == "nftables": // of which others have the settings, but not by themselves
+	case mode == "nftables": // other modes are tested with its settings, but have another default
 		return append(out, "--nodeport-addresses=primary")
 	default:
 		return out
 	}
 }
 
-// RunThemes plays the groups of the table, by theme, against a daemon which hears of
-// objects by itself, and tells of each theme how many cases were played. Stories are
-// not among them, which need a dataplane that they can make wait, nor are the decision
-// tables.
+// RunThemes runs the groups of the table by theme against a daemon, and calls told with
+// the number of cases of each theme that passed. It leaves out stories, which need direct
+// control of the dataplane, and the decision tables.
 func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	parts, err := loadParts()
 	if err != nil {
@@ -263,7 +261,7 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	b := newTestbed(t, d)
 	for _, p := range parts {
 		if p.Theme == decisionTheme {
-			continue // of which the themes have a part
+			continue // the themes contain samples of them
 		}
 		cases := 0
 		passed := t.Run(p.Theme, func(t *testing.T) {
@@ -274,7 +272,7 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 				t.Run(g.ID, func(t *testing.T) {
 					failures := b.runGroup(t.Context(), g)
 					report(t, g.casesFor(d.Mode), failures)
-					cases += len(g.casesFor(d.Mode)) - len(failures) // of a theme that passes, those are skipped
+					cases += len(g.casesFor(d.Mode)) - len(failures) // in a theme that passes, the failures are skipped cases
 				})
 			}
 		})
@@ -284,10 +282,10 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 }
 
-// unsupportedByDaemon reports whether a group has what flags do not make: ranges, which whoever
-// keeps the objects has, NodePorts on loopback, which mode nftables serves only where
-// nobody asked for a mode, and rows that the mode refuses, so that a daemon never says
-// that all is in force.
+// unsupportedByDaemon reports whether a group needs what flags cannot set: Service CIDRs,
+// which the source determines; NodePorts on loopback addresses, which mode nftables
+// serves only if no mode was configured; and rows that the mode refuses, because the
+// daemon then never reports everything in force.
 func (g *Group) unsupportedByDaemon(d Dataplane) bool {
 	local := g.Config.LocalhostNodePort
 	if len(g.Config.ServiceCIDRs) > 0 || d.Mode == "nftables" && local != nil && *local {

@@ -8,15 +8,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Fault is what may befall the way by which a daemon hears of objects. It begins
-// before they change, and ends after that.
+// Fault is a fault of the source of objects. It starts before the objects change and
+// stops after that.
 type Fault struct {
 	Name        string
 	Start, Stop func(context.Context) error
 }
 
-// addFaults brings trouble to some phases. A Service is deleted meanwhile, as that is
-// what is easiest to miss. Low numbers are drawn most, so kinds take turns.
+// addFaults adds faults to some phases, and deletes a Service during each, because
+// deletions are the easiest to miss. The generator prefers low numbers, so the kinds
+// rotate by phase.
 func (m *generator) addFaults(g *Group, kinds []Fault) {
 	w := &g.World
 	for i := range g.Phases {
@@ -33,7 +34,7 @@ func (m *generator) addFaults(g *Group, kinds []Fault) {
 	}
 }
 
-// String returns the trouble's name.
+// String returns the name of the fault.
 func (t *Fault) String() string {
 	if t == nil {
 		return "none"
@@ -41,7 +42,7 @@ func (t *Fault) String() string {
 	return t.Name
 }
 
-// during does something while there is trouble, if there is any.
+// during calls do between Start and Stop. A nil Fault just calls do.
 func (t *Fault) during(ctx context.Context, do func() error) error {
 	if t == nil {
 		return do()

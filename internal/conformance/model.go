@@ -13,28 +13,28 @@ import (
 	"sluice/internal/resolve"
 )
 
-// Model is a dataplane whose kernel cannot be had here and is in memory: no packet
-// can be sent, but what is in memory can be asked about one.
+// Model describes a dataplane whose kernel is simulated in memory: no packets can be
+// sent, but the model can evaluate them.
 type Model struct {
 	Mode string
 
-	// Open returns a dataplane over a kernel that has nothing.
+	// Open returns a dataplane with an empty kernel.
 	Open func() ModelRun
 }
 
-// ModelRun is one of them.
+// ModelRun is a dataplane together with its simulated kernel.
 type ModelRun interface {
 	proxy.Dataplane
 
-	// Judge says what is wrong with what the kernel does to a packet, of which
-	// the table expects something.
+	// Judge returns an error if the kernel does not do with the packet what the table
+	// expects.
 	Judge(s *proxy.State, p proxy.Packet, want Expect) error
 
-	// Objects returns what the kernel has, in words and sorted.
+	// Objects returns a sorted description of all objects in the kernel.
 	Objects() []string
 }
 
-// RunModel asks about the whole table. Every group is a subtest.
+// RunModel evaluates the whole table. Every group is a subtest.
 func RunModel(t *testing.T, m Model) {
 	all, err := load()
 	if err != nil {
@@ -45,7 +45,7 @@ func RunModel(t *testing.T, m Model) {
 	}
 }
 
-// RunRandomModel asks about random worlds, as RunRandom plays them.
+// RunRandomModel evaluates the same random groups as RunRandom.
 func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 	for i := range uint64(n) {
 		g, err := randomGroup(m.Mode, seed+i)
@@ -60,8 +60,8 @@ func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 	}
 }
 
-// runGroup leads two kernels through a group, one by whole states and one by
-// increments. After each phase both must be right and have the same.
+// runGroup leads two kernels through a group, one by whole states and one by increments.
+// After each phase both must be correct and have the same objects.
 func (m Model) runGroup(t *testing.T, g *Group) {
 	rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(g.ID))))
 	worlds := g.worlds()
@@ -99,8 +99,7 @@ func syncModel(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) erro
 	return ignoreRefusals(proxytest.Sync(ctx, d, r.State()))
 }
 
-// ignoreRefusals takes refused rows out of an error: what they lack is judged packet by
-// packet.
+// ignoreRefusals drops an error about refused rows: their packets are judged one by one.
 func ignoreRefusals(err error) error {
 	if _, ok := errors.AsType[*proxytest.RefusedError](err); ok {
 		return nil

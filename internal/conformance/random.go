@@ -13,7 +13,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// describeStates returns the states that a random group goes through: nobody has written them down.
+// describeStates returns, as an error, the states of a random group, which are in no
+// file.
 func (g *Group) describeStates(mode string) error {
 	text := "the states were"
 	for i, w := range g.worlds() {
@@ -27,8 +28,7 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 	return m.group(mode, fmt.Sprintf("seed=%d", seed), 3, 30)
 }
 
-// group makes a group with so many phases, and packets in each of them. What it
-// expects is what the oracle says.
+// group generates a group. The expectations are the oracle's answers.
 func (m *generator) group(mode, id string, phases, packets int) (*Group, error) {
 	g := &Group{ID: id, World: World{Config: m.config(), NodeLabels: m.labels()}}
 	for i := range 3 + m.IntN(4) {
@@ -57,17 +57,17 @@ func (m *generator) group(mode, id string, phases, packets int) (*Group, error) 
 	return g, g.complete()
 }
 
-// generator makes random objects out of a few addresses, so that they meet.
+// generator generates random objects from a few addresses, so that they often conflict.
 type generator struct{ chooser }
 
-// chooser are made at random, or by somebody who knows what is simpler: the lower
-// numbers are.
+// chooser makes random choices. Low numbers should select what is simple, so that a
+// failing history can be shrunk.
 type chooser interface{ IntN(n int) int }
 
-// pick returns one of several things.
+// pick returns one of the arguments.
 func pick[T any](m *generator, from ...T) T { return from[m.IntN(len(from))] }
 
-// subset returns a few of several things, in their order.
+// subset returns a random subset of the arguments, in order.
 func subset[T any](m *generator, from ...T) []T {
 	var out []T
 	for _, x := range from {
@@ -80,7 +80,7 @@ func subset[T any](m *generator, from ...T) []T {
 
 func (m *generator) zone() string { return pick(m, "zone-a", "zone-b") }
 
-// labels are those of a node that is in a zone, or in none.
+// labels returns the labels of a node, with or without a zone.
 func (m *generator) labels() map[string]string {
 	if m.IntN(4) == 3 {
 		return map[string]string{}
@@ -88,7 +88,8 @@ func (m *generator) labels() map[string]string {
 	return map[string]string{v1.LabelTopologyZone: m.zone()}
 }
 
-// ranges are those that all Services' addresses are in, and not all other addresses that packets go to.
+// ranges returns Service CIDRs that contain all ClusterIPs, but not all other
+// destinations of packets.
 func (m *generator) ranges() []string {
 	return pick(m, serviceCIDRs, []string{"172.30.0.0/17", "fd00:172:30::/112"}, []string{"172.30.8.0/23", "fd00:172:30::80/121"})
 }
@@ -102,8 +103,8 @@ func (m *generator) config() Config {
 	}
 }
 
-// serviceTemplate is Service i with all the ports that one may have. Its node ports are among
-// those that an API server gives to nobody who does not ask for them.
+// serviceTemplate returns Service i with all ports that it may have. Its node ports are
+// in the part of the range from which an API server does not allocate by itself.
 func serviceTemplate(i int) *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{Ports: []v1.ServicePort{
 		{Name: "a", Protocol: v1.ProtocolTCP, Port: 80, NodePort: int32(30000 + i)},
@@ -121,7 +122,7 @@ func (m *generator) service(i int) *v1.Service {
 	s.Spec.Type = pick(m, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeLoadBalancer)
 	s.Spec.ExternalTrafficPolicy = pick(m, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	s.Spec.InternalTrafficPolicy = pick(m, new(v1.ServiceInternalTrafficPolicyCluster), new(v1.ServiceInternalTrafficPolicyLocal), nil)
-	// Of which one is the node's own, and one another Service's ClusterIP.
+	// One is an address of the node, one another Service's ClusterIP.
 	s.Spec.ExternalIPs = subset(m, "192.168.99.11", "192.168.99.22", "2001:db8:99::22", fmt.Sprintf("172.30.9.%d", (i+1)%6))
 	m.affinity(s)
 	s.Spec.Ports = append(s.Spec.Ports[:1:1], subset(m, s.Spec.Ports[1:]...)...)
@@ -143,8 +144,7 @@ func (m *generator) service(i int) *v1.Service {
 	return s
 }
 
-// affinity has some Services remember their clients, for longer than a packet of a
-// later phase takes to come.
+// affinity gives some Services session affinity with a timeout that outlasts the phases.
 func (m *generator) affinity(s *v1.Service) {
 	if m.IntN(3) != 1 {
 		return
@@ -155,8 +155,8 @@ func (m *generator) affinity(s *v1.Service) {
 	}
 }
 
-// hints are those of an endpoint in a slice that has them for all, some or none of its
-// endpoints: of zones, of zones and nodes.
+// hints returns the hints of an endpoint. kind selects how the slice uses them: none,
+// zones for every other endpoint, zones, or zones and nodes.
 func (m *generator) hints(kind, endpoint int) *discoveryv1.EndpointHints {
 	if kind == 0 || kind == 1 && endpoint%2 == 0 {
 		return nil
@@ -168,7 +168,7 @@ func (m *generator) hints(kind, endpoint int) *discoveryv1.EndpointHints {
 	return h
 }
 
-// slices returns a Service's slices, one of each family.
+// slices returns the slices of a Service, one per family.
 func (m *generator) slices(i int) []*discoveryv1.EndpointSlice {
 	addrs := [...][]string{
 		proxy.IPv4: {"10.0.0.10", "10.0.0.11", "10.1.0.10", "10.2.0.10"},
@@ -185,7 +185,7 @@ func (m *generator) slices(i int) []*discoveryv1.EndpointSlice {
 			e.Hints = m.hints(kind, n)
 			s.Endpoints = append(s.Endpoints, e)
 		}
-		if m.IntN(8) == 7 { // it is another Service's now
+		if m.IntN(8) == 7 { // assign it to another Service
 			s.Labels[discoveryv1.LabelServiceName] = serviceTemplate(m.IntN(6)).Name
 		}
 		out = append(out, s)
@@ -215,7 +215,7 @@ func (m *generator) phase(name string) Phase {
 	return p
 }
 
-// packet makes a packet that is likely to be for somebody.
+// packet returns a packet whose destination is likely to be a frontend.
 func (m *generator) packet(s *proxy.State) *Case {
 	c := &Case{
 		From:  pick(m, FromPod, FromNode, FromOutside, FromBlocked, FromRemotePod),
@@ -229,7 +229,7 @@ func (m *generator) packet(s *proxy.State) *Case {
 	}
 	plain := func(k proxy.PortKey) bool { return s.Rows[k].Affinity == 0 }
 	if sticky := slices.DeleteFunc(slices.Clone(keys), plain); len(sticky) > 0 && m.IntN(3) == 1 {
-		keys = sticky // there are few of them
+		keys = sticky // rows with affinity are rare
 	}
 	row := s.Rows[pick(m, keys...)]
 	if len(row.Frontends) == 0 {

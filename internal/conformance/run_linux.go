@@ -21,11 +21,11 @@ import (
 	"sluice/internal/resolve"
 )
 
-// testbeds is how many labs are used at once. Most of a lab's time is waiting
-// for silence, so there are more than processors.
+// testbeds is how many labs run concurrently. A lab mostly waits for silence, so there
+// are more than processors.
 const testbeds = 4
 
-// Run plays the whole table against a dataplane. Every case is a subtest named group/case.
+// Run runs the whole table against a dataplane. Every case is a subtest named group/case.
 func Run(t *testing.T, d Dataplane) {
 	lab.Require(t)
 	all, err := load()
@@ -33,7 +33,7 @@ func Run(t *testing.T, d Dataplane) {
 		t.Fatal(err)
 	}
 	s := newScheduler(t, d)
-	// What waits longest goes first.
+	// Stories wait longest, so they start first.
 	for _, story := range all.Stateful {
 		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.checkStory(story.ID, b.runStory(ctx, story)) })
 	}
@@ -47,9 +47,9 @@ func Run(t *testing.T, d Dataplane) {
 	s.start(t)
 }
 
-// RunRandom plays n random worlds, each with changes in it, and compares what
-// random packets meet with the oracle's answers. World i is made from seed+i
-// alone and is the subtest seed=<that>.
+// RunRandom runs n random groups, each with several phases, and compares the results of
+// random packets with the oracle's answers. Group i is generated from seed+i alone and is
+// the subtest seed=<seed+i>.
 func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	lab.Require(t)
 	s := newScheduler(t, d)
@@ -69,33 +69,33 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	s.start(t)
 }
 
-// job is something to be played on a testbed.
+// job is a group or story to run on a testbed.
 type job struct {
 	run  func(context.Context, *testbed) []failure
 	done chan []failure
 }
 
-// scheduler shares the testbeds among the jobs. The testing package runs no
-// more subtests at once than there are processors, so the subtests only wait
-// and report; the playing is done by goroutines of our own.
+// scheduler distributes jobs over testbeds. The testing package runs no more subtests at
+// once than there are processors, so the subtests only wait and report; the scheduler's
+// own goroutines run the jobs.
 type scheduler struct {
 	d        Dataplane
-	cgroups  *traffic.Cgroups // if the dataplane acts on sockets
+	cgroups  *traffic.Cgroups // nil unless the dataplane acts on sockets
 	counters counters
 	jobs     []job
 }
 
-// add makes a job a subtest, which takes part unless it was not asked for.
-func (s *scheduler) add(t *testing.T, id string, cases []*Case, play func(context.Context, *testbed) []failure) {
+// add adds a job and the subtest that reports it. A subtest excluded by -run adds no job.
+func (s *scheduler) add(t *testing.T, id string, cases []*Case, run func(context.Context, *testbed) []failure) {
 	t.Run(id, func(t *testing.T) {
-		j := job{play, make(chan []failure, 1)}
+		j := job{run, make(chan []failure, 1)}
 		s.jobs = append(s.jobs, j)
 		t.Parallel()
 		report(t, cases, <-j.done)
 	})
 }
 
-// start plays all jobs. The subtests wait for it.
+// start runs all jobs in the background; the subtests wait for their results.
 func (s *scheduler) start(t *testing.T) {
 	ctx := t.Context()
 	queue := make(chan job, len(s.jobs))
@@ -124,53 +124,55 @@ func (s *scheduler) start(t *testing.T) {
 	t.Cleanup(wg.Wait)
 }
 
-// Dataplane is a dataplane to be put under the table.
+// Dataplane describes a dataplane under test.
 type Dataplane struct {
-	Mode string // the table's column
+	Mode string // selects the cases and their expectations
 
-	// Binds reports whether the mode makes an address of Services the node's own:
-	// its other ports are refused then, which others leave alone. Nil: it does not.
+	// Binds reports whether the mode assigns an address of a Service to the node, so that
+	// the node rejects packets to its other ports, which other modes leave alone. Nil
+	// means that it never does.
 	Binds func(*proxy.State, netip.Addr) bool
 
-	// HandsOver says that its work ends, with an error, when another takes over.
+	// HandsOver says that Run of the dataplane returns an error when another instance
+	// takes over.
 	HandsOver bool
 
-	// Cannot names the stories that the mode cannot play, with the reason.
+	// Cannot maps each story that must fail in this mode to the reason.
 	Cannot map[string]string
 
-	// Refuses are the protocols that the mode cannot do, and why: it refuses their
-	// rows. Cases are played all the same, and fail if an endpoint answers.
+	// Refuses maps each protocol that the mode does not support to the reason. The mode
+	// must refuse their rows. Their cases still run, and fail if an endpoint answers.
 	Refuses map[proxy.Protocol]string
 
-	// Open is called inside the node's network namespace, and so is every
-	// method of what it returns. Several may be open at once, each in a
-	// namespace of its own.
+	// Open is called inside the node's network namespace, and so are all methods of the
+	// result. Several may be open at once, each in its own namespace.
 	Open func(context.Context) (proxy.Dataplane, error)
 
-	// Daemon starts a whole daemon on a node, to be played instead of the dataplane.
+	// Daemon starts a daemon on a node, which is then tested instead of the dataplane.
 	Daemon func(node *lab.Host) (Daemon, error)
 
-	// ForgetsClients says that what a daemon knows of clients dies with it.
+	// ForgetsClients says that session affinity does not survive a restart of the daemon.
 	ForgetsClients bool
 
-	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
+	// Sockets describes and opens a mode that acts on sockets. Nil means that it does
+	// not.
 	Sockets *Sockets
 }
 
-// checkStory wants a story to fail that the mode cannot play.
+// checkStory inverts the result of a story that the mode cannot support: it must fail.
 func (d *Dataplane) checkStory(story string, failures []failure) []failure {
 	why, cannot := d.Cannot[story]
 	switch {
 	case !cannot:
 		return failures
 	case len(failures) == 0:
-		return []failure{{err: fmt.Errorf("went well, though %s", why)}}
+		return []failure{{err: fmt.Errorf("passed, although %s", why)}}
 	default:
 		return nil
 	}
 }
 
-// report makes failures those of the test and of its cases.
+// report reports failures in the test of the group and the subtests of its cases.
 func report(t *testing.T, cases []*Case, failures []failure) {
 	t.Helper()
 	byCase := map[string][]error{}
@@ -196,8 +198,8 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 }
 
-// splitUntried parts what went wrong in one way of playing a case from why the case could not be
-// tried in another.
+// splitUntried separates failures from reasons why the case cannot run here. A case runs
+// in several ways, so it may have both.
 func splitUntried(errs []error) (failed []error, untried error) {
 	for _, err := range errs {
 		if errors.Is(err, lab.ErrUntried) {
@@ -209,8 +211,8 @@ func splitUntried(errs []error) (failed []error, untried error) {
 	return failed, untried
 }
 
-// run is a group or a story while it is played in one of two ways: its changes
-// reach the kernel as whole states, or as increments.
+// run is the execution of a group or story in one of two ways: each change reaches the
+// kernel as a whole state (Sync) or as increments (Apply).
 type run struct {
 	*testbed
 	way        string
@@ -218,12 +220,13 @@ type run struct {
 	rng        *rand.Rand
 	world      *World
 	resolver   *resolve.Resolver
-	remembered map[string]backends        // by a story's steps
-	bindings   map[affinityClient]binding // of clients that are remembered
+	remembered map[string]backends        // by the name that a step gave
+	bindings   map[affinityClient]binding // of clients with session affinity
 }
 
-// applyInitial makes the kernel forget what it was left with and leads it to the world.
-// A whole state must do without that.
+// applyInitial brings the kernel to the first world. With increments it first syncs the
+// empty state, to remove what the previous group left; a Sync of the whole state must do
+// that by itself.
 func (r *run) applyInitial(ctx context.Context) error {
 	if r.increments {
 		if err := r.sync(ctx, r.resolver.State()); err != nil {
@@ -233,7 +236,7 @@ func (r *run) applyInitial(ctx context.Context) error {
 	return r.applyEvents(ctx, r.world.begin(r.rng))
 }
 
-// applyEvents tells the resolver events and the kernel what came of them.
+// applyEvents passes events to the resolver and the resulting changes to the kernel.
 func (r *run) applyEvents(ctx context.Context, events []event) error {
 	for _, e := range events {
 		e(r.resolver)
@@ -250,23 +253,23 @@ func (r *run) applyEvents(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
-// runBothWays plays something with whole states and by increments. A daemon has ways
-// of its own.
-func (b *testbed) runBothWays(id string, w *World, play func(*run) error) (errs []error) {
+// runBothWays runs a function once with whole states and once with increments; a daemon
+// runs it once, as it applies changes its own way.
+func (b *testbed) runBothWays(id string, w *World, do func(*run) error) (errs []error) {
 	ways := []string{"kernel, state at once", "kernel, state by increments"}
 	if b.daemon != nil {
 		ways = []string{"daemon"}
 	}
 	for i, how := range ways {
-		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // the same at each run
+		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // reproducible
 		r := &run{b, how, i == 1, rng, w, w.emptyResolver(b.d.Mode), map[string]backends{}, map[affinityClient]binding{}}
-		errs = append(errs, wrap(how, play(r)))
+		errs = append(errs, wrap(how, do(r)))
 	}
 	return errs
 }
 
 func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
-	how := "play after " + cmp.Or(b.lastGroup, "nothing") // whose state the kernel still has
+	after := "run after " + cmp.Or(b.lastGroup, "nothing") // whose state the kernel still has
 	b.lastGroup = g.ID
 	worlds := g.worlds()
 	err := b.prepare(worlds, g.casesFor(b.d.Mode))
@@ -278,7 +281,7 @@ func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 		})...)
 	}
 	if err != nil {
-		failures = append(failures, failure{err: fmt.Errorf("%s: %w", how, err)})
+		failures = append(failures, failure{err: fmt.Errorf("%s: %w", after, err)})
 	}
 	return failures
 }
@@ -293,7 +296,7 @@ func (r *run) runPhases(ctx context.Context, g *Group, worlds []*World) (failure
 		default:
 			err = r.applyEvents(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
 		}
-		// Half of the ports may not be enough for all phases.
+		// Check before every phase: half of the ports may not be enough for all of them.
 		if err := errors.Join(err, r.lab.Refresh()); err != nil {
 			return failures, err
 		}
@@ -326,8 +329,8 @@ func (r *run) runPhases(ctx context.Context, g *Group, worlds []*World) (failure
 	return failures, nil
 }
 
-// want returns what is expected in the mode. Where a daemon hears of objects, they may
-// have become others than they were meant to be.
+// want returns the expected result. For a daemon it is the oracle's answer, because the
+// source may have changed the objects.
 func (r *run) want(c *Case) Expect {
 	e := c.expected(r.d.Mode)
 	if r.daemon != nil {
@@ -339,34 +342,34 @@ func (r *run) want(c *Case) Expect {
 	return e
 }
 
-// How long and how often. An answer takes less than a millisecond here, so where
-// silence is expected a wrong answer does not need long to be noticed. Where
-// an answer is expected, even a very busy machine must have time to give it.
+// Timeouts and numbers of connections. An answer takes less than a millisecond here, so
+// where silence is expected a short wait is enough to notice a wrong answer. Where an
+// answer is expected, the timeout allows for a very busy machine.
 const (
-	silenceTimeout = 200 * time.Millisecond // when silence is expected
-	answerTimeout  = 4 * time.Second        // when anything else is
-	minTries       = 8                      // per endpoint, if all have answered by then
-	maxTries       = 30                     // per endpoint, before one counts as missing
-	otherTries     = 2                      // when no endpoint is expected
+	silenceTimeout = 200 * time.Millisecond // where silence is expected
+	answerTimeout  = 4 * time.Second        // otherwise
+	minTries       = 8                      // per endpoint, before checking whether all have answered
+	maxTries       = 30                     // per endpoint, before one is reported missing
+	otherTries     = 2                      // where no endpoint is expected to answer
 )
 
-// caseRun is one case while it is played.
+// caseRun is the execution of one case.
 type caseRun struct {
 	*Case
 	want         Expect
 	tries        int
 	answers      []netip.AddrPort // who answered, in order
-	wrongAnswers []netip.AddrPort // who answered and should not have, or not so
-	err          error            // the first surprise
+	wrongAnswers []netip.AddrPort // of wrong endpoints, or with the wrong client address
+	err          error            // the first wrong result
 
-	sticky         bool             // the client is remembered
-	client         affinityClient   // who that is
-	allowed        []netip.AddrPort // whom it must be sent to one of; nil: anybody
-	unboundRun     *caseRun         // the same with unbound sockets, if there is one
+	sticky         bool             // the row has session affinity
+	client         affinityClient   // set if sticky
+	allowed        []netip.AddrPort // endpoints that session affinity permits; nil means any
+	unboundRun     *caseRun         // the same case with unbound sockets; nil means none
 	unbound        bool
-	wantTranslated float64 // which share, at the socket, if the mode acts on sockets
+	wantTranslated float64 // the share of flows to be translated at the socket
 	translated     int
-	sockets        int // that were made for it
+	sockets        int // made so far; see socket
 }
 
 // remaining returns how many connections are still to be made.
@@ -376,7 +379,7 @@ func (r *caseRun) remaining() int {
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
-	case r.sticky && r.tries < 2: // the first comes alone: of two at the same time both would be
+	case r.sticky && r.tries < 2: // the first connects alone: two concurrent ones would both be first
 		return []int{1, minTries}[r.tries]
 	case r.sticky:
 		return 0
@@ -387,7 +390,8 @@ func (r *caseRun) remaining() int {
 	}
 }
 
-// triesLimit returns how often a case is tried. Who draws twice gets itself less often.
+// triesLimit returns the maximum number of connections. A flow that the socket programs
+// leave to the rules is balanced twice, so a pod reaches itself less often.
 func (r *caseRun) triesLimit() int {
 	n := len(r.want.To)
 	if r.unbound && r.From == FromSelf {
@@ -401,7 +405,7 @@ func (r *caseRun) tooFewTranslated() bool {
 	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.wantTranslated
 }
 
-// result returns what was wrong, or nil.
+// result returns an error if the case had a wrong result.
 func (r *caseRun) result() error {
 	missing := r.want.missing(r.answers)
 	switch {
@@ -422,8 +426,9 @@ func (r *caseRun) result() error {
 	}
 }
 
-// checkAffinity wants a client to be sent where it was sent before. Only its first connection
-// may have been made together with those of another case.
+// checkAffinity checks that a client with session affinity always reached the same
+// endpoint. Its first connection is exempt from the comparison, because another case of
+// the same client may have connected at the same time.
 func (r *caseRun) checkAffinity() error {
 	all, answers := r.answers, slices.Clone(r.answers[1:])
 	if r.unboundRun != nil {
@@ -442,23 +447,23 @@ func (r *caseRun) checkAffinity() error {
 	return nil
 }
 
-// checkRefused returns what is wrong with a case that the mode cannot do for some
-// reason: that it can, after all, or that somebody answers whom nobody asked.
+// checkRefused checks a case whose protocol the mode refuses: it must not be forwarded,
+// and nobody but the destination itself may answer. Otherwise the case counts as untried.
 func (r *caseRun) checkRefused(reason string) error {
 	stranger := func(a netip.AddrPort) bool { return a != r.to() }
 	switch {
 	case r.want.Verdict == proxy.Forward && r.result() == nil:
-		return fmt.Errorf("answered, though %s", reason)
+		return fmt.Errorf("forwarded correctly, although %s", reason)
 	case slices.ContainsFunc(r.wrongAnswers, stranger):
-		return fmt.Errorf("answered by %v, though %s", r.wrongAnswers, reason)
+		return fmt.Errorf("answered by %v, although %s", r.wrongAnswers, reason)
 	default:
 		return fmt.Errorf("%s: %w", reason, lab.ErrUntried)
 	}
 }
 
-// runCases sends the packets of cases. Those that need an address bound to the node
-// come one by one after the others, as an address that is the node's changes
-// what the others would see.
+// runCases connects the clients of all cases. Cases that need an address bound to the
+// node run afterwards, one by one, because the address would change the results of the
+// others.
 func (b *testbed) runCases(ctx context.Context, runs []*caseRun) error {
 	bound := func(r *caseRun) bool { return r.From == FromVIP }
 	err := b.runTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))
@@ -470,7 +475,7 @@ func (b *testbed) runCases(ctx context.Context, runs []*caseRun) error {
 	return err
 }
 
-// runBound plays one case while its source is an address of the node.
+// runBound runs one case while its source is an address of the node.
 func (b *testbed) runBound(ctx context.Context, r *caseRun) (err error) {
 	n := b.lab.Node()
 	if err := n.Bind(r.Src); err != nil {
@@ -487,7 +492,7 @@ func (b *testbed) runBound(ctx context.Context, r *caseRun) (err error) {
 	return b.runTogether(ctx, []*caseRun{r})
 }
 
-// runTogether makes connections until each case is decided.
+// runTogether makes connections until the result of each case is known.
 func (b *testbed) runTogether(ctx context.Context, all []*caseRun) error {
 	all = b.addUnboundRuns(all)
 	if err := b.warmUp(ctx, all); err != nil {
@@ -507,7 +512,7 @@ func (b *testbed) runTogether(ctx context.Context, all []*caseRun) error {
 	}
 }
 
-// connectAll makes one connection for each case in the list, on all hosts at once.
+// connectAll makes one connection for each item of the list, on all hosts concurrently.
 func (b *testbed) connectAll(ctx context.Context, list []*caseRun) error {
 	byHost := map[*lab.Host][]*caseRun{}
 	for _, r := range list {

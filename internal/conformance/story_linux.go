@@ -37,7 +37,7 @@ func (r *run) runSteps(ctx context.Context, steps []*Step) error {
 	if err := r.prepare(worlds, cases); err != nil {
 		return err
 	}
-	// Clients that an earlier run's kernel remembers are forgotten.
+	// Sync the empty state, so that the kernel forgets the clients of earlier runs.
 	if err := r.sync(ctx, r.resolver.State()); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (r *run) runStep(ctx context.Context, st *Step) error {
 	case "remove_endpoint":
 		return r.removeEndpoint(ctx, st.Which)
 	case "reopen":
-		// A new process has a new resolver, which may number endpoints otherwise.
+		// A new process has a new resolver, which may assign other slots to endpoints.
 		r.resolver = r.world.newResolver(r.d.Mode)
 		return r.reopen(ctx, r.resolver.State())
 	default:
@@ -73,7 +73,7 @@ func (r *run) runStep(ctx context.Context, st *Step) error {
 	}
 }
 
-// sleep lets real time pass: what expires does so by the kernel's clock.
+// sleep waits in real time: session affinity expires by the kernel's clock.
 func sleep(ctx context.Context, seconds float64) error {
 	select {
 	case <-time.After(time.Duration(seconds * float64(time.Second))):
@@ -87,15 +87,15 @@ func (r *run) change(ctx context.Context, p Phase) error {
 	next := r.world.after(p)
 	var events []event
 	for _, t := range r.world.changes(next, r.rng) {
-		// No detours here: what a client is bound to must survive the change,
-		// not an endpoint's absence.
+		// No detours: a binding must survive the change itself, but not the temporary
+		// absence of its endpoint.
 		events = append(events, t[len(t)-1])
 	}
 	r.world = next
 	return r.applyEvents(ctx, events)
 }
 
-// removeEndpoint takes the backend that a client was bound to out of every slice.
+// removeEndpoint removes the remembered backends from every slice.
 func (r *run) removeEndpoint(ctx context.Context, name string) error {
 	gone := map[string]bool{}
 	for _, list := range r.remembered[name] {
@@ -174,8 +174,8 @@ func checkAssertion(word string, got, before backends, want Expect) error {
 	return nil
 }
 
-// checkEven checks that shares differ by no more than chance allows: five times the
-// standard deviation happens less than once in a million.
+// checkEven checks that the shares differ by no more than chance allows: a deviation of
+// five standard deviations happens less than once in a million runs.
 func checkEven(share map[netip.AddrPort]int, total int) error {
 	p := 1 / float64(len(share))
 	tolerance := 5 * math.Sqrt(float64(total)*p*(1-p))

@@ -17,26 +17,26 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// testbed is a lab with a dataplane on its node. It is used for one group after
-// another and carries over whatever the last one left in the kernel.
+// testbed is a lab with a dataplane on its node. Groups run on it one after another, each
+// starting with what the previous one left in the kernel.
 type testbed struct {
 	d              Dataplane
 	lab            *lab.Lab
 	dp             proxy.Dataplane
-	daemon         Daemon        // instead of the dataplane; nil: there is none
-	stopRunner     func() error  // ends the dataplane's own work
-	runnerDone     chan struct{} // closed when that has ended; nil: there is none
-	lastGroup      string        // the group that was here before
-	dropTimeout    time.Duration // how long nothing must be heard where nothing is expected
+	daemon         Daemon        // instead of dp; nil means none
+	stopRunner     func() error  // stops dp if it is a proxy.Runner
+	runnerDone     chan struct{} // closed when Run has returned; nil if dp is no Runner
+	lastGroup      string        // the previous group
+	dropTimeout    time.Duration // how long to wait where silence is expected
 	pods           map[netip.Addr]pod
 	listeners      []*traffic.Listener
 	counters       *counters
-	churn          Churn                               // of the daemon
-	sentTo         map[affinityClient][]netip.AddrPort // endpoints that clients were ever sent to
-	warmUpTimedOut bool                                // no flow was translated at a socket that was to be
+	churn          Churn                               // statistics of the daemon's histories
+	sentTo         map[affinityClient][]netip.AddrPort // all endpoints that a client has reached
+	warmUpTimedOut bool                                // warmUp never saw the expected translation
 }
 
-// pod is where an address of the cluster is.
+// pod is the location of a pod.
 type pod struct {
 	node string
 	host *lab.Host
@@ -58,12 +58,13 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	return b, nil
 }
 
-// onNode does something to the dataplane inside the node's namespace.
+// onNode calls do inside the node's namespace; what describes it in errors.
 func (b *testbed) onNode(what string, do func() error) error {
 	return b.lab.Node().Do(func() error { return wrap(what, do()) })
 }
 
-// openDataplane opens the dataplane, and has it work if it is a Runner.
+// openDataplane opens the dataplane or starts the daemon, and starts Run if the dataplane
+// is a Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
 	b.stopRunner, b.runnerDone = func() error { return nil }, nil
 	if b.d.Daemon != nil {
@@ -82,16 +83,16 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 	if r, ok := b.dp.(proxy.Runner); ok && err == nil {
 		ctx, stop := context.WithCancel(ctx)
 		ended := make(chan struct{})
-		var how error // from then on
+		var result error // of Run, once runnerDone is closed
 		go func() {
 			defer close(ended)
-			how = r.Run(ctx)
+			result = r.Run(ctx)
 		}()
 		b.runnerDone = ended
 		b.stopRunner = func() error {
 			stop()
 			<-ended
-			return wrap("run dataplane", how)
+			return wrap("run dataplane", result)
 		}
 	}
 	return err
@@ -104,11 +105,11 @@ func (b *testbed) closeDataplane() error {
 	return errors.Join(b.stopRunner(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
 
-// handOverTimeout is how long a dataplane may take to see that another took over.
+// handOverTimeout is how long a dataplane may take to notice that another one took over.
 const handOverTimeout = 20 * time.Second
 
-// reopen has a new dataplane follow. One that hands over ends when the new one has
-// taken over, and says so; others end before.
+// reopen replaces the dataplane. One that hands over stays open until the new one has
+// taken over, and its Run must then return an error; others are closed first.
 func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 	if !b.d.HandsOver {
 		return errors.Join(b.closeDataplane(), b.openDataplane(ctx), b.sync(ctx, state))
@@ -118,11 +119,11 @@ func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 		return err
 	}
 	select {
-	case <-former.runnerDone: // by itself
+	case <-former.runnerDone:
 	case <-time.After(handOverTimeout):
 	}
 	if former.stopRunner() == nil {
-		return errors.New("the former dataplane was not told that another one took over")
+		return errors.New("Run of the former dataplane returned no error after another one took over")
 	}
 	return former.onNode("close dataplane", former.dp.Close)
 }
@@ -143,7 +144,8 @@ func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
 	return b.onNode("sync", func() error { return b.ignoreExpectedRefusals(proxytest.Sync(ctx, b.dp, state)) })
 }
 
-// ignoreExpectedRefusals takes the refusals that are as they should be out of an error.
+// ignoreExpectedRefusals returns nil if the error is only the refusal of rows whose
+// protocol the mode does not support.
 func (b *testbed) ignoreExpectedRefusals(err error) error {
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {
@@ -164,20 +166,20 @@ func (b *testbed) apply(ctx context.Context, d *proxy.Delta) error {
 	return b.onNode("apply", func() error { return b.ignoreExpectedRefusals(proxytest.Apply(ctx, b.dp, d)) })
 }
 
-// hosts is who must be there for a group.
+// hosts is what a group needs: pods and listeners.
 type hosts struct {
-	nodes     map[netip.Addr]string // of pods
+	nodes     map[netip.Addr]string // by pod
 	listeners map[listenAddr]bool
 }
 
-// listenAddr is what a host listens on.
+// listenAddr is where a host listens.
 type listenAddr struct {
 	protocol proxy.Protocol
 	at       netip.AddrPort
-	inside   netip.Addr // the pod that does so on its loopback address
+	inside   netip.Addr // if valid, the pod that listens, on its loopback address
 }
 
-// addWorld adds every endpoint of a world, those that must not be used included.
+// addWorld adds every endpoint of a world, including those that must not be used.
 func (h *hosts) addWorld(w *World) error {
 	for _, s := range w.Slices {
 		for _, e := range s.Endpoints {
@@ -201,7 +203,7 @@ func (h *hosts) addWorld(w *World) error {
 	return nil
 }
 
-// addPod adds a pod unless the address is the node's own.
+// addPod adds a pod, unless the address is the node's own.
 func (h *hosts) addPod(a netip.Addr, node string) error {
 	if slices.Contains(lab.Config{}.LocalAddrs(), a) {
 		return nil
@@ -213,8 +215,8 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 	return nil
 }
 
-// addCase adds a case's client, and a listener on the very address the packet
-// is sent to: it answers when nobody touched the packet.
+// addCase adds the client of a case, and a listener on the address that the packet is
+// sent to, which answers if the packet is left untouched.
 func (h *hosts) addCase(c *Case) error {
 	s := listenAddr{protocol: c.protocol(), at: c.to()}
 	if c.From == FromInside {
@@ -230,8 +232,8 @@ func (h *hosts) addCase(c *Case) error {
 	return nil
 }
 
-// prepare makes the hosts that worlds and cases need, and no others, and lets
-// them listen until the next time.
+// prepare creates exactly the hosts that worlds and cases need, and listens until the
+// next call.
 func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 	err := b.stopListening()
 	h := &hosts{map[netip.Addr]string{}, map[listenAddr]bool{}}
@@ -261,7 +263,7 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 	return nil
 }
 
-// placePods puts pods where they belong and takes those away that are not needed.
+// placePods adds the missing pods and removes those that are not needed.
 func (b *testbed) placePods(nodes map[netip.Addr]string) error {
 	if err := b.lab.Refresh(); err != nil {
 		return err
@@ -290,7 +292,7 @@ func (b *testbed) placePods(nodes map[netip.Addr]string) error {
 	return nil
 }
 
-// outsideNode is the node of an endpoint that is in no cluster.
+// outsideNode is the nodeName of an endpoint outside of the cluster.
 const outsideNode = "outside"
 
 func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
@@ -304,7 +306,7 @@ func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
 	}
 }
 
-// clientHost returns the host that a case's packet comes from.
+// clientHost returns the host that sends the packet of a case.
 func (b *testbed) clientHost(c *Case) *lab.Host {
 	switch clients[c.From].link {
 	case "":
@@ -316,7 +318,7 @@ func (b *testbed) clientHost(c *Case) *lab.Host {
 	}
 }
 
-// hostOf returns the host that an address belongs to by ordinary routing.
+// hostOf returns the host that packets to an address reach by ordinary routing.
 func (b *testbed) hostOf(a netip.Addr) *lab.Host {
 	switch {
 	case b.pods[a].host != nil:
@@ -328,9 +330,9 @@ func (b *testbed) hostOf(a netip.Addr) *lab.Host {
 	}
 }
 
-// masqueradeVisible reports whether an endpoint can see that a client is masqueraded: what
-// stays on the node need not pass the place where that happens, and what leaves
-// by the link whose address it already has looks the same afterwards.
+// masqueradeVisible reports whether an endpoint can see that a client is masqueraded.
+// Traffic within the node need not pass POSTROUTING, and a client that already has the
+// address of the outgoing link looks the same either way.
 func (b *testbed) masqueradeVisible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
 	pod, known := b.pods[endpoint.Addr()]

@@ -18,14 +18,14 @@ import (
 
 // Mode is a dataplane under test.
 type Mode struct {
-	// Open is called inside the node's network namespace, and so is every
-	// method of what it returns.
+	// Open is called inside the node's network namespace, and so are all methods of the
+	// result.
 	Open    func(context.Context) (proxy.Dataplane, error)
-	Ways    []proxy.Balancing // that it knows
-	Weights bool              // it has them
+	Ways    []proxy.Balancing // the methods that it supports besides the default
+	Weights bool              // it supports weights
 }
 
-// Run checks all that a mode promises.
+// Run checks everything that a mode supports.
 func Run(t *testing.T, m Mode) {
 	for _, f := range proxy.Families {
 		for _, way := range append([]proxy.Balancing{proxy.BalanceDefault}, m.Ways...) {
@@ -34,7 +34,7 @@ func Run(t *testing.T, m Mode) {
 				for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
 					b.checkShares(p, way)
 					b.checkAffinity(p, way)
-					if m.Weights && way != proxy.LeastConnections { // which depends on how long they last
+					if m.Weights && way != proxy.LeastConnections { // which depends on how long connections last
 						b.checkWeights(p, way)
 					}
 				}
@@ -53,11 +53,11 @@ const (
 	endpoints   = 4
 	port        = 8080
 	nodePort    = 30080
-	connections = 200 // of one client: a multiple of all shares
+	connections = 200 // of one client; divisible by all sums of weights
 	clients     = 240
 )
 
-// testbed is a lab with a dataplane on its node, and a pod with endpoints.
+// testbed is a lab with a dataplane on its node and a pod with all endpoints.
 type testbed struct {
 	*testing.T
 	lab    *lab.Lab
@@ -115,7 +115,7 @@ func (b *testbed) addr(v4, v6 string, n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf([...]string{v4, v6}[b.family], n))
 }
 
-// row is Service number i, which has a ClusterIP and a NodePort.
+// row returns Service number i, with a ClusterIP and a NodePort.
 func (b *testbed) row(i int, p proxy.Protocol, way proxy.Balancing) *proxy.ServicePort {
 	name := proxy.ServicePortName{Namespace: "balance", Name: fmt.Sprint("service-", i), Protocol: p}
 	sp := &proxy.ServicePort{
@@ -132,7 +132,6 @@ func (b *testbed) row(i int, p proxy.Protocol, way proxy.Balancing) *proxy.Servi
 	return sp
 }
 
-// sync puts rows in force.
 func (b *testbed) sync(rows ...*proxy.ServicePort) {
 	b.Helper()
 	s := proxy.NewState()
@@ -143,8 +142,8 @@ func (b *testbed) sync(rows ...*proxy.ServicePort) {
 	b.must(b.lab.Node().Do(func() error { return proxytest.Sync(b.Context(), b.dp, s) }))
 }
 
-// connect makes connections to a Service's frontend, one from each client, and
-// returns who answered.
+// connect makes one connection to a Service's frontend from each client, and returns the
+// endpoints that answered.
 func (b *testbed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) []netip.AddrPort {
 	b.Helper()
 	b.must(b.lab.Refresh())
@@ -177,7 +176,7 @@ func (b *testbed) clients() (out []netip.Addr) {
 	return out
 }
 
-// checkShares checks the shares of all endpoints, at each frontend.
+// checkShares checks the share of every endpoint, for each frontend.
 func (b *testbed) checkShares(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	sp := b.row(0, p, way)
@@ -194,8 +193,8 @@ func (b *testbed) checkShares(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// clientsFor are the clients whose connections show how a way spreads them: one
-// that comes often, or many where each has its endpoint.
+// clientsFor returns the clients whose connections show how a method distributes: one
+// client many times, or many clients where the client's address determines the endpoint.
 func (b *testbed) clientsFor(way proxy.Balancing) []netip.Addr {
 	if way == proxy.SourceHash || way == proxy.Maglev {
 		return b.clients()
@@ -203,9 +202,8 @@ func (b *testbed) clientsFor(way proxy.Balancing) []netip.Addr {
 	return slices.Repeat([]netip.Addr{b.client(0)}, connections)
 }
 
-// wantShares checks that each endpoint of a Service got its share of the connections
-// exactly, or else no more or less of it than chance allows: five times the
-// standard deviation happens less than once in a million.
+// wantShares checks that each endpoint received its share of the connections: exactly, or
+// within five standard deviations, which chance exceeds less than once in a million runs.
 func (b *testbed) wantShares(what string, sp *proxy.ServicePort, by []netip.AddrPort, exact bool) {
 	b.Helper()
 	got, total := countByEndpoint(by), 0
@@ -223,12 +221,12 @@ func (b *testbed) wantShares(what string, sp *proxy.ServicePort, by []netip.Addr
 		}
 	}
 	if len(got) > len(sp.Cluster) {
-		b.Errorf("%s: others answered: %v", what, slices.Collect(maps.Keys(got)))
+		b.Errorf("%s: unexpected endpoints answered: %v", what, slices.Collect(maps.Keys(got)))
 	}
 }
 
-// checkWeights checks the shares of endpoints that count differently, and of those
-// that count the same and much.
+// checkWeights checks the shares of endpoints with different weights, and with equal and
+// large weights.
 func (b *testbed) checkWeights(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	for _, weights := range [][endpoints]uint16{{1, 2, 3, 4}, {65535, 65535, 65535, 65535}} {
@@ -241,7 +239,8 @@ func (b *testbed) checkWeights(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// checkMaglevChange checks that an endpoint that leaves takes few clients of others along.
+// checkMaglevChange checks that removing an endpoint moves few clients of other
+// endpoints.
 func (b *testbed) checkMaglevChange() {
 	b.Helper()
 	sp := b.row(3, proxy.TCP, proxy.Maglev)
@@ -249,7 +248,7 @@ func (b *testbed) checkMaglevChange() {
 	before := b.connect(sp, 0, b.clients()...)
 	less := b.row(3, proxy.TCP, proxy.Maglev)
 	gone := less.Cluster[1].Addr
-	less.Cluster[1] = less.Cluster[endpoints-1] // as slots are filled
+	less.Cluster[1] = less.Cluster[endpoints-1] // as the resolver fills slots
 	less.Cluster = less.Cluster[:endpoints-1]
 	b.must(b.lab.Node().Do(func() error {
 		return proxytest.Apply(b.Context(), b.dp, &proxy.Delta{Upserts: []proxy.Upsert{{Old: sp, New: less}}})
@@ -261,7 +260,7 @@ func (b *testbed) checkMaglevChange() {
 		}
 	}
 	if moved > clients/5 {
-		b.Errorf("%d of %d clients moved that need not have", moved, clients)
+		b.Errorf("%d of %d clients of remaining endpoints moved", moved, clients)
 	}
 }
 
@@ -273,8 +272,8 @@ func countByEndpoint(by []netip.AddrPort) map[netip.AddrPort]int {
 	return share
 }
 
-// checkAffinity checks that clients stay where they are, and that the way says where
-// each goes first.
+// checkAffinity checks that the method selects the first endpoint of a client, and that
+// the client stays there.
 func (b *testbed) checkAffinity(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	sp := b.row(1, p, way)
@@ -289,8 +288,8 @@ func (b *testbed) checkAffinity(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// checkTurns checks that Services do not take each other's turns, neither those of
-// one number of endpoints nor after it has changed.
+// checkTurns checks that Services have independent round-robin counters, also after the
+// number of endpoints has changed.
 func (b *testbed) checkTurns() {
 	b.Helper()
 	one, other := b.row(0, proxy.TCP, proxy.RoundRobin), b.row(1, proxy.TCP, proxy.RoundRobin)

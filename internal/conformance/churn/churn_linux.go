@@ -30,39 +30,39 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Modes are those whose histories are played.
+// Modes are the modes that run histories.
 var Modes = []string{"nftables", "iptables", "userspace", "ebpf"}
 
-// Source is where a daemon hears of objects.
+// Source provides objects to a daemon.
 type Source interface {
-	// Write makes a world's objects those that there are, in their order, and returns
-	// the world as it has become.
+	// Write replaces all objects with those of a world, in their order, and returns the
+	// world as the source has it.
 	Write(ctx context.Context, w *conformance.World) (*conformance.World, error)
 
-	// Flags tell a daemon where its objects are.
+	// Flags returns the flags that make a daemon read from the source.
 	Flags() []string
 
-	// Folder returns a folder with all objects as they are now.
+	// Folder returns a directory with manifests of all current objects.
 	Folder(ctx context.Context) (string, error)
 
-	// Faults are what may befall the source.
+	// Faults returns the faults that can be injected into the source.
 	Faults() []conformance.Fault
 
 	Close() error
 }
 
-// Settings say what is played.
+// Settings describe what is tested.
 type Settings struct {
 	Mode    string
-	Program string           // the daemon
-	Objects string           // where they come from, in words
-	Cgroups *traffic.Cgroups // that the process is in; nil: none
+	Program string           // path of the daemon
+	Objects string           // describes the source in results
+	Cgroups *traffic.Cgroups // that the process is in; nil means none
 	Open    func(node *lab.Host) (Source, error)
 }
 
-// SetHistories says how many histories each mode plays. The library has flags for it, so it is
-// said once, before tests run side by side. They are the same ones each time, unless
-// -rapid.seed names others, as make soak does.
+// SetHistories sets how many histories each mode runs. They are flags of rapid, so a test
+// calls this once, before it starts parallel subtests. Histories are the same in each
+// run, unless -rapid.seed selects others, as make soak does.
 func SetHistories(t *testing.T, histories int) {
 	settings := map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"}
 	if flag.Lookup("rapid.seed").Value.String() == "0" {
@@ -75,25 +75,25 @@ func SetHistories(t *testing.T, histories int) {
 	}
 }
 
-// Run plays histories in a mode, of up to 10 steps each, and records how long it took
-// after each trouble until everything was in force.
+// Run runs histories of up to 10 steps in a mode, and records how long it took after each
+// fault until everything was in force.
 func Run(t *testing.T, s Settings) {
 	c := conformance.RunChurn(t, s.dataplane(t), 10, 6)
 	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
 		reliability.Record(t, reliability.Result{
 			Fault: fault + " while objects change at random (" + s.Objects + ")", Mode: s.Mode,
 			Tried: len(c.Settled[fault]), Repairs: c.Settled[fault],
-			Note: fmt.Sprintf("of %d steps, each with the kernel compared with a fresh rendering; %d flows met what the oracle says", c.Steps, c.Flows),
+			Note: fmt.Sprintf("in %d steps, after each of which the kernel equalled a fresh rendering; %d flows had the oracle's result", c.Steps, c.Flows),
 		})
 	}
 }
 
-// RunThemes plays the packet table in a mode, by theme.
+// RunThemes runs the packet table in a mode, by theme.
 func RunThemes(t *testing.T, s Settings, told func(theme string, cases int)) {
 	conformance.RunThemes(t, s.dataplane(t), told)
 }
 
-// dataplane is what is played: a daemon.
+// dataplane returns the daemon as a Dataplane for package conformance.
 func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 	d := conformance.Dataplane{
 		Mode:   defaultsOf(s.Mode),
@@ -103,13 +103,13 @@ func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 	case "ebpf":
 		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
 	case "userspace":
-		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "it relays no SCTP"}
+		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "mode userspace does not relay SCTP"}
 		d.ForgetsClients = true
 	}
 	return d
 }
 
-// defaultsOf is the mode whose default settings a mode has.
+// defaultsOf returns the mode whose default settings a mode uses.
 func defaultsOf(mode string) string {
 	if mode == "iptables" {
 		return mode
@@ -117,17 +117,17 @@ func defaultsOf(mode string) string {
 	return "nftables"
 }
 
-// daemon is a daemon on a node, and the source that it hears of objects by.
+// daemon is a daemon on a node and its source of objects.
 type daemon struct {
 	Source
 	mode     string
 	program  string
 	node     *lab.Host
-	dir      string              // of its socket; its path is short, as the kernel wants it
-	bpfFlags []string            // where mode ebpf keeps its maps, which a rendering must know
-	written  *conformance.World  // what was written last
-	process  *subprocess.Process // nil: none runs
-	flags    []string            // of the one that runs, beside those of its source
+	dir      string              // of its socket; short, because the path of a Unix socket is limited to 108 bytes
+	bpfFlags []string            // where mode ebpf keeps its maps; render needs them too
+	written  *conformance.World  // the last world passed to Write
+	process  *subprocess.Process // nil if none is running
+	flags    []string            // of the running process, without those of its source
 	fence    int32
 }
 
@@ -156,9 +156,10 @@ func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.
 	return d.Source.Write(ctx, w)
 }
 
-// Settle waits until the daemon has everything in force, and compares. What it
-// heard of is known when it has heard of a fence that was written after it: twice,
-// as a source that is read as a whole may be read while the first is written.
+// Settle waits until the daemon has everything in force, and compares the kernel. The
+// daemon has seen a world when it has seen a fence object written after it. The fence is
+// written twice, because a source that is read as a whole may be read while the first one
+// is written.
 func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
 	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.bpfFlags, w.Config.Flags(defaultsOf(d.mode)))
 	err := d.start(flags)
@@ -176,14 +177,14 @@ func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
 	return err
 }
 
-// start starts a daemon, unless one with these flags runs.
+// start starts a daemon, unless one with these flags is running.
 func (d *daemon) start(flags []string) (err error) {
 	if d.process != nil && slices.Equal(flags, d.flags) {
 		return nil
 	}
 	if d.process != nil {
 		if code := d.process.End(unix.SIGTERM); code != 0 {
-			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.process.Log()))
+			return fmt.Errorf("stop the daemon: exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.process.Log()))
 		}
 	}
 	args := slices.Concat(d.Flags(), flags, []string{"-v", "2", "--status-socket", d.socket()})
@@ -204,7 +205,7 @@ func lastLines(log string) string {
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "s") }
 
-// writeFence writes a fence and waits until it, and everything else, is in force.
+// writeFence writes a new fence and waits until it, and everything else, is in force.
 func (d *daemon) writeFence(ctx context.Context) error {
 	d.fence = d.fence%200 + 1
 	w := *d.written
@@ -216,7 +217,7 @@ func (d *daemon) writeFence(ctx context.Context) error {
 	return d.await(ctx, func() error { return d.checkFence(ctx, there) })
 }
 
-// fenceService and fenceSlice are an object of either kind that changes with each
+// fenceService and fenceSlice return the objects of the fence, which differ with each
 // fence.
 func (d *daemon) fenceService() *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{
@@ -236,8 +237,9 @@ func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// checkFence says what is not yet in force. An object that is missing may be believed to
-// be gone after a while only, so the number of Services must be right, too.
+// checkFence returns an error until the fence and the world are in force. A daemon may
+// believe in the deletion of an object only after a while, so the number of Services must
+// match too.
 func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	c := statusapi.AtSocket(d.socket())
 	var s statusapi.Service
@@ -246,30 +248,30 @@ func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	}
 	if len(s.Rows) != 1 || len(s.Rows[0].Frontends) != 1 || s.Rows[0].Frontends[0].Address != fmt.Sprintf("172.30.9.254:%d", d.fence) ||
 		len(s.Rows[0].Endpoints) != 1 || s.Rows[0].Endpoints[0].Address != fmt.Sprintf("10.250.1.1:%d", d.fence) {
-		return fmt.Errorf("not yet fence %d: %+v", d.fence, s.Rows)
+		return fmt.Errorf("fence %d is not in force: %+v", d.fence, s.Rows)
 	}
 	var n statusapi.Node
 	if err := c.Get(ctx, statusapi.NodePath, nil, &n); err != nil {
 		return err
 	}
-	for _, a := range []string{"172.30.200.1", "fd00:172:30::50"} { // which Services are not given, but some ranges have
+	for _, a := range []string{"172.30.200.1", "fd00:172:30::50"} { // no Service has them, but some Service CIDRs contain them
 		var e statusapi.Explanation
 		to := netip.AddrPortFrom(netip.MustParseAddr(a), 9)
 		if err := c.Get(ctx, statusapi.ExplainPath, url.Values{"to": {to.String()}}, &e); err != nil {
 			return err
 		}
 		if ranged := e.Verdict != "untouched"; ranged != w.InServiceCIDRs(to.Addr()) {
-			return fmt.Errorf("not yet the ranges %v: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
+			return fmt.Errorf("Service CIDRs %v are not in force: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
 		}
 	}
 	if !n.InForce() || n.Counts.Services != w.Served() || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {
-		return fmt.Errorf("not in force, of %d Services, in zone %q: %+v", w.Served(), w.NodeLabels[v1.LabelTopologyZone], n)
+		return fmt.Errorf("%d Services in zone %q are not in force: %+v", w.Served(), w.NodeLabels[v1.LabelTopologyZone], n)
 	}
 	return nil
 }
 
 // settleTimeout is how long a daemon may take until everything is in force. One that has
-// lost its API server for a while asks again after as much as a minute.
+// lost its API server retries after up to a minute.
 const settleTimeout = 90 * time.Second
 
 func (d *daemon) await(ctx context.Context, wrong func() error) error {
@@ -286,7 +288,7 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 		case <-ctx.Done():
 			return fmt.Errorf("what was written is not in force: %w", err)
 		case <-d.process.Done:
-			return errors.New("the daemon has ended by itself")
+			return errors.New("the daemon has exited")
 		case <-tick.C:
 		}
 	}

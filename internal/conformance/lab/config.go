@@ -12,18 +12,18 @@ const (
 	Transit = "transit" // to the other nodes
 )
 
-// Config says what a lab's node is like. The zero value is the node of the packet table.
+// Config describes the node of a lab. The zero value is the node of the packet table.
 type Config struct {
-	NodeAddrs    []netip.Addr // on the uplink, the primary ones first
+	NodeAddrs    []netip.Addr // on the uplink, primary addresses first
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
 
-	// Cgroup is the folder of the cgroup that the sockets of the node and its pods are
-	// in. A pod's namespace keeps its addresses then, also as another pod.
+	// Cgroup is the directory of the cgroup of all sockets of the node and its pods. If
+	// it is set, a namespace is reused only for a pod with the same addresses.
 	Cgroup string
 }
 
-// Default fills in what is missing.
+// Default returns the configuration with defaults for empty fields.
 func (c Config) Default() Config {
 	return Config{
 		Cgroup:       c.Cgroup,
@@ -33,7 +33,7 @@ func (c Config) Default() Config {
 	}
 }
 
-// LocalAddrs returns every address of the node, loopback included.
+// LocalAddrs returns all addresses of the node, including loopback.
 func (c Config) LocalAddrs() []netip.Addr {
 	c = c.Default()
 	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, orDefault(nil, "127.0.0.1", "::1"))

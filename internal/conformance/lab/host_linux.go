@@ -24,23 +24,23 @@ import (
 // Host is one network namespace of a lab.
 type Host struct {
 	*traffic.Namespace
-	Addrs []netip.Addr // the addresses it was given, without those of its links
+	Addrs []netip.Addr // of the pod or node
 
 	nl       *netlink.Handle
 	lo, eth0 netlink.Link
-	bridge   netlink.Link     // of the node, that a pod hangs on
-	mac      net.HardwareAddr // of its eth0; the node's hosts see it as this
+	bridge   netlink.Link     // the node's bridge that a pod is attached to
+	mac      net.HardwareAddr // of its eth0
 }
 
-// gateways are the addresses under which every host knows its neighbour. They are
-// on no link: a permanent neighbour entry says where they are.
+// gateways are the addresses that every host uses for its only neighbour. They are on no
+// link; permanent neighbour entries resolve them.
 var gateways = [...]netip.Addr{
 	proxy.IPv4: netip.AddrFrom4([4]byte{169, 254, 1, 1}),
 	proxy.IPv6: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1}),
 }
 
-// newHost makes an empty network namespace. It is predictable: no address
-// detection, no filtering by reverse path, no limits on the errors it sends.
+// newHost creates an empty network namespace with predictable behaviour: no duplicate
+// address detection, no reverse path filter, no rate limits for ICMP errors.
 func newHost(name string, p *traffic.Ports) (*Host, error) {
 	ns, err := traffic.New(name, p)
 	if err != nil {
@@ -74,14 +74,13 @@ func (h *Host) close() error {
 	return h.Namespace.Close()
 }
 
-// Bind puts addresses on the host's loopback link, as a load balancer's
-// addresses are on some nodes.
+// Bind adds addresses to the loopback link, as load-balancer addresses are on some nodes.
 func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs...) }
 
 func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
 
-// Source returns the address that the host's kernel chooses for a socket that is not
-// bound and sends to an address.
+// Source returns the address that the kernel chooses for an unbound socket that sends to
+// an address.
 func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
 	routes, err := h.nl.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -95,7 +94,7 @@ func (h *Host) FlushConntrack() error {
 	return h.wrap(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
 }
 
-// wrap says what could not be done to the host.
+// wrap adds the host and the action to an error; nil stays nil.
 func (h *Host) wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -103,8 +102,8 @@ func (h *Host) wrap(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// enableForwarding makes the host a router. A bridge that is looked into by the
-// firewall would show it each packet twice; not every kernel can do that.
+// enableForwarding makes the host a router. Bridged packets must not pass netfilter,
+// which would see each packet twice; not every kernel has that setting.
 func (h *Host) enableForwarding() error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
@@ -137,7 +136,7 @@ func (h *Host) linkUp(name string) (netlink.Link, error) {
 	return link, h.wrap(err, "set link %s up", name)
 }
 
-// addBridge makes a bridge with addresses of its own.
+// addBridge adds a bridge with its own addresses.
 func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
@@ -149,8 +148,8 @@ func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) 
 	return b, errors.Join(err, h.addAddrs(b, addrs...))
 }
 
-// addVeth lays a cable to another host, where it is eth0, and sets both ends up.
-// This end may be a bridge's port.
+// addVeth connects the host to the eth0 of another host and sets both ends up. This end
+// becomes a port of the bridge, if one is given.
 func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
@@ -178,8 +177,8 @@ func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, p
 	return link, err
 }
 
-// waitUp waits until a link carries packets: the kernel notices the carrier of
-// a new cable a little later, and drops what is sent before.
+// waitUp waits until a link carries packets: the kernel notices the carrier of a new link
+// a little later, and drops what is sent before.
 func (h *Host) waitUp(name string) error {
 	return h.waitFor("the carrier of "+name, func() bool {
 		link, err := h.nl.LinkByName(name)
@@ -187,7 +186,7 @@ func (h *Host) waitUp(name string) error {
 	})
 }
 
-// waitFor asks until the answer is yes, for some seconds.
+// waitFor polls until ready returns true, for up to 5 seconds.
 func (h *Host) waitFor(what string, ready func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -199,7 +198,7 @@ func (h *Host) waitFor(what string, ready func() bool) error {
 	return nil
 }
 
-// defaultRoutes sends everything the host has to say out of eth0, to a neighbour.
+// defaultRoutes routes everything to the neighbour behind eth0.
 func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 	var errs []error
 	for _, f := range proxy.Families {
@@ -208,12 +207,13 @@ func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 	return errors.Join(errs...)
 }
 
-// defaultDst is the default route's destination.
+// defaultDst returns the destination of the default route.
 func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// addRoute adds or replaces a route; an invalid gateway means that the destination is on the link.
+// addRoute adds or replaces a route. An invalid gateway means that the destination is on
+// the link.
 func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
 	if via.IsValid() {
@@ -223,12 +223,12 @@ func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) erro
 }
 
 func (h *Host) removeRoute(link netlink.Link, to netip.Prefix) error {
-	// The scope NOWHERE stands for any.
+	// RT_SCOPE_NOWHERE matches any scope.
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
 	return h.wrap(h.nl.RouteDel(r), "remove route %v", to)
 }
 
-// addNeighbour says where an address is, so that nobody has to ask.
+// addNeighbour adds a permanent neighbour entry, so that no ARP or NDP is needed.
 func (h *Host) addNeighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
 	n := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
 	return h.wrap(h.nl.NeighSet(n), "set neighbour %v", a)
@@ -246,8 +246,8 @@ func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// The kernel makes the route of a new IPv6 address a little later, and only
-	// then receives packets for it.
+	// The kernel adds the local route of a new IPv6 address a little later, and only then
+	// receives packets for it.
 	for _, a := range addrs {
 		errs = append(errs, h.waitFor(a.String(), func() bool {
 			routes, err := h.nl.RouteGet(a.AsSlice())
@@ -266,10 +266,10 @@ func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// acceptAllAddrs makes every address the host's own, while what it sends itself
-// still goes to the node: only what comes in is looked up among its own.
+// acceptAllAddrs makes every address local to packets that arrive on eth0. What the host
+// itself sends still goes to the node, because the local table is not consulted for it.
 func (h *Host) acceptAllAddrs() error {
-	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 asks the routes
+	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 needs only the local route
 	for _, f := range proxy.Families {
 		r := &netlink.Route{
 			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(defaultDst(f)),

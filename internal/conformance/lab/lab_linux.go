@@ -14,8 +14,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Lab is one node, its pods, those of other nodes and the outside. Its methods are
-// called by one goroutine at a time; those of its hosts by any.
+// Lab is a node, its pods, pods of other nodes, and the outside. Its methods must not be
+// called concurrently; those of its hosts may be.
 type Lab struct {
 	cfg      Config
 	ports    *traffic.Ports
@@ -23,11 +23,11 @@ type Lab struct {
 	outside  *Host
 	cni0     netlink.Link
 	transit  netlink.Link
-	idlePods []*Host // pods without an address, to be used again
+	idlePods []*Host // removed pods, without addresses, for reuse
 	hosts    []*Host
 }
 
-// New makes a lab with a node and an outside and no pods.
+// New creates a lab with a node and the outside, without pods.
 func New(c Config) (*Lab, error) {
 	l := &Lab{cfg: c.Default(), ports: &traffic.Ports{}}
 	if err := l.build(); err != nil {
@@ -62,7 +62,7 @@ func (l *Lab) build() (err error) {
 	)
 }
 
-// addHost makes a host that Close will remove.
+// addHost creates a host that Close will remove.
 func (l *Lab) addHost(name string) (*Host, error) {
 	h, err := newHost(name, l.ports)
 	if err != nil {
@@ -73,16 +73,16 @@ func (l *Lab) addHost(name string) (*Host, error) {
 	return h, nil
 }
 
-// mac returns an address that is unique within a lab.
+// mac returns a hardware address that is unique within the lab.
 func mac(kind byte, n int) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, kind, byte(n >> 8), byte(n)}
 }
 
-// Node is the host that the proxy under test runs on.
+// Node returns the host that the proxy under test runs on.
 func (l *Lab) Node() *Host { return l.node }
 
-// Outside is the node's default gateway. Any address may be spoken from there,
-// and what the node sends to an address that is nowhere else arrives there.
+// Outside returns the node's default gateway. It can send from any address, and receives
+// what the node sends to addresses that no other host has.
 func (l *Lab) Outside() *Host { return l.outside }
 
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
@@ -102,8 +102,8 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 		for _, a := range addrs {
 			err = errors.Join(err, l.node.addNeighbour(bridge, a, h.mac), l.node.addRoute(bridge, hostPrefix(a), netip.Addr{}))
 		}
-		// The kernel forgets a link's routes with its last address, so they are
-		// written again for each pod.
+		// The kernel removes the routes of a link with its last address, so they are
+		// added again for each pod.
 		err = errors.Join(err, h.defaultRoutes(bridge.Attrs().HardwareAddr))
 	}
 	if err != nil {
@@ -112,8 +112,9 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 	return h, nil
 }
 
-// podHost returns a host without addresses that hangs on a bridge, one that was
-// used before if there is any. Who knows a socket's namespace takes it to be one pod's.
+// podHost returns a host without addresses behind a bridge, a reused one if possible.
+// With a cgroup, only a host with the same former addresses is reused, because the
+// dataplane may remember the pod by the socket's namespace.
 func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	fits := func(h *Host) bool {
 		return h.bridge == bridge && (h.Cgroup == "" || slices.Equal(h.Addrs, addrs))
@@ -135,8 +136,8 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	return h, err
 }
 
-// RemovePod takes a pod's addresses away. The host may serve as another pod
-// later and must not be used any more.
+// RemovePod removes the addresses and routes of a pod. The caller must not use the host
+// any more; a later pod may reuse it.
 func (l *Lab) RemovePod(h *Host) error {
 	errs := []error{h.removeAddrs(h.eth0, h.Addrs...)}
 	for _, a := range h.Addrs {
@@ -155,8 +156,8 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Refresh makes sure that many connections can be opened before a source port
-// comes around again: the node forgets its connections when the ports run out.
+// Refresh ensures that many connections can be opened before a source port is used again.
+// When the ports run out, they start again and the node's conntrack table is flushed.
 func (l *Lab) Refresh() error {
 	if !l.ports.Restart() {
 		return nil
@@ -164,9 +165,9 @@ func (l *Lab) Refresh() error {
 	return l.node.FlushConntrack()
 }
 
-// Supports returns an error that says what the node's kernel lacks for sending
-// a protocol through address translation, or nil. A kernel that has not
-// started to track connections yet is taken to be able to.
+// Supports returns an error, which is ErrUntried, if the node's kernel cannot translate
+// the addresses of a protocol. If the kernel tracks no connections yet, support is
+// assumed.
 func (l *Lab) Supports(p proxy.Protocol) error {
 	if p != proxy.SCTP {
 		return nil
@@ -177,22 +178,23 @@ func (l *Lab) Supports(p proxy.Protocol) error {
 		if _, err := os.Stat(settings + "sctp_timeout_established"); err == nil || idle != nil {
 			return nil
 		}
-		return fmt.Errorf("the kernel cannot track SCTP (CONFIG_NF_CT_PROTO_SCTP): %w", ErrUntried)
+		return fmt.Errorf("the kernel cannot track SCTP, set CONFIG_NF_CT_PROTO_SCTP: %w", ErrUntried)
 	})
 }
 
-// ErrUntried is that something cannot be tried here. No error number of the kernel is
-// one, unlike errors.ErrUnsupported.
+// ErrUntried says that something cannot be tried on this machine. Unlike
+// errors.ErrUnsupported, no errno of the kernel matches it.
 var ErrUntried = errors.New("not tried")
 
-// Test is what Require needs of a testing.TB: a lab is not for tests alone.
+// Test is the part of testing.TB that Require needs. Programs that are not tests
+// implement it too.
 type Test interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// Require ends a test that needs a lab where none can be made. It fails rather
-// than skips: a kernel test that did not run has proven nothing.
+// Require fails the test if no lab can be created. It does not skip: a kernel test that
+// did not run has proven nothing.
 func Require(tb Test) {
 	tb.Helper()
 	if os.Geteuid() != 0 {

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Process is a program that was started. Any goroutine may use it.
+// Process is a running or ended program. Its methods may be called concurrently.
 type Process struct {
 	Cmd  *exec.Cmd
-	Done chan struct{} // closed when it has ended; the state tells how
+	Done chan struct{} // closed when it has ended; Cmd.ProcessState says how
 
 	mu     sync.Mutex
 	log    bytes.Buffer
 	writes []logWrite
 }
 
-// logWrite is how long the log was at a time.
+// logWrite is the length of the log after a write, and the time of the write.
 type logWrite struct {
 	length int
 	at     time.Time
 }
 
-// Start has a program started, and follows it.
+// Start starts a program by calling start, and collects its output.
 func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Process, error) {
 	p := &Process{Cmd: cmd, Done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p, p
@@ -53,7 +53,7 @@ func (p *Process) Log() string {
 	return p.log.String()
 }
 
-// LoggedAt returns when it first said some words; the zero time: not yet.
+// LoggedAt returns when the program first wrote the text; the zero time means not yet.
 func (p *Process) LoggedAt(words string) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,9 +65,9 @@ func (p *Process) LoggedAt(words string) time.Time {
 	return p.writes[first].at
 }
 
-// End signals the program, waits and returns its exit code.
+// End sends a signal, waits for the program to end and returns its exit code.
 func (p *Process) End(sig os.Signal) int {
-	_ = p.Cmd.Process.Signal(sig) // it may have ended by itself
+	_ = p.Cmd.Process.Signal(sig) // an error means that it has already ended
 	<-p.Done
 	return p.Cmd.ProcessState.ExitCode()
 }
