@@ -13,24 +13,22 @@ import (
 	"sluice/internal/proxy"
 )
 
-// affinityClient is a client of a row with session affinity, together with the endpoint
-// list that it uses.
+// affinityClient is a client of a row with session affinity, together with the endpoint list that
+// it uses.
 type affinityClient struct {
 	src   netip.Addr
 	row   proxy.PortKey
 	scope proxy.Scope
 }
 
-// binding is the last connection of a client: its case, the endpoint that it reached, and
-// when.
+// binding is the last connection of a client: its case, the endpoint that it reached, and when.
 type binding struct {
 	*Case
 	to   netip.AddrPort
 	last time.Time
 }
 
-// affinityClientOf returns the client of a case, if a state forwards it with session
-// affinity.
+// affinityClientOf returns the client of a case, if a state forwards it with session affinity.
 func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 	o := s.Outcome(packet(c))
 	if o.Verdict != proxy.Forward || o.Row.Affinity == 0 {
@@ -52,9 +50,9 @@ func (r *run) caseRun(c *Case) *caseRun {
 // other returns the same client for the row's other endpoint list.
 func (c affinityClient) other() affinityClient { return affinityClient{c.src, c.row, 1 - c.scope} }
 
-// allowedEndpoints returns the endpoints that session affinity permits for a client: the
-// one it last reached through this list, or else the one it last reached through the
-// other list, if this list has it too. Nil means any.
+// allowedEndpoints returns the endpoints that session affinity permits for a client: the one it
+// last reached through this list, or else the one it last reached through the other list, if this
+// list has it too. Nil means any.
 func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	b, own := r.bindings[who]
 	if !own {
@@ -73,9 +71,9 @@ func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	}
 }
 
-// repeatClients returns the cases of earlier phases whose clients are still bound, to be
-// repeated in this phase. A client that has used one list also connects through the
-// other, if a frontend leads there.
+// repeatClients returns the cases of earlier phases whose clients are still bound, to be repeated
+// in this phase. A client that has used one list also connects through the other, if a frontend
+// leads there.
 func (r *run) repeatClients(phase string) (out []*caseRun) {
 	for who, b := range r.bindings {
 		c := *b.Case
@@ -95,9 +93,8 @@ func (r *run) repeatClients(phase string) (out []*caseRun) {
 	return out
 }
 
-// viaOtherList returns the case with a frontend that leads to the row's other list, or
-// nil if there is none. Clients whose source address is valid for some destinations only
-// are left out.
+// viaOtherList returns the case with a frontend that leads to the row's other list, or nil if there
+// is none. Clients whose source address is valid for some destinations only are left out.
 func (r *run) viaOtherList(who affinityClient, c Case) *Case {
 	s := r.resolver.State()
 	if s.Rows[who.row] == nil || c.From == FromVIP || c.From == FromLocalhost || c.From == FromInside {
@@ -129,9 +126,9 @@ func (r *run) recordBindings(runs []*caseRun) {
 	}
 }
 
-// dropBindings forgets the clients whose binding may legitimately be gone. If more than
-// one of the objects that make up a list changed on the way through worlds, an endpoint
-// may have been absent for a moment.
+// dropBindings forgets the clients whose binding may legitimately be gone. If more than one of the
+// objects that make up a list changed on the way through worlds, an endpoint may have been absent
+// for a moment.
 func (r *run) dropBindings(worlds ...*World) {
 	for who, b := range r.bindings {
 		row := r.resolver.State().Rows[who.row]

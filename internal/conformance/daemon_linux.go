@@ -19,17 +19,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Daemon is a daemon on a node together with its source of objects. It is tested instead
-// of a dataplane.
+// Daemon is a daemon on a node together with its source of objects. It is tested instead of a
+// dataplane.
 type Daemon interface {
-	// Write replaces all objects with those of a world, and returns the world as the
-	// source has it: an API server may set defaults or reject objects. It does not wait
-	// for the daemon.
+	// Write replaces all objects with those of a world, and returns the world as the source has it:
+	// an API server may set defaults or reject objects. It does not wait for the daemon.
 	Write(ctx context.Context, w *World) (*World, error)
 
-	// Settle starts a daemon with the world's settings if none is running, and returns
-	// when everything written is in force. The kernel's state must then equal what a new
-	// daemon would write.
+	// Settle starts a daemon with the world's settings if none is running, and returns when
+	// everything written is in force. The kernel's state must then equal what a new daemon would
+	// write.
 	Settle(ctx context.Context, w *World) error
 
 	// Kill kills the daemon with SIGKILL.
@@ -41,10 +40,10 @@ type Daemon interface {
 	Close() error
 }
 
-// RunChurn runs random histories of a daemon of up to so many steps: objects change, the
-// daemon is killed, the source has faults. After each step the kernel's state must equal
-// what a new daemon would write, and random packets must have the oracle's results. A
-// failing history is shrunk to its simplest form.
+// RunChurn runs random histories of a daemon of up to so many steps: objects change, the daemon is
+// killed, the source has faults. After each step the kernel's state must equal what a new daemon
+// would write, and random packets must have the oracle's results. A failing history is shrunk to
+// its simplest form.
 func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	b := newTestbed(t, d)
 	histories := rapid.Custom(func(r *rapid.T) *Group {
@@ -146,8 +145,8 @@ type rapidChooser struct{ *rapid.T }
 
 func (d rapidChooser) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
 
-// writePhase writes the objects of a phase, with its detour, kill and fault, and waits
-// until they are in force.
+// writePhase writes the objects of a phase, with its detour, kill and fault, and waits until they
+// are in force.
 func (r *run) writePhase(ctx context.Context, p Phase, w *World) error {
 	way := []*World{r.world}
 	if p.Detour {
@@ -250,9 +249,9 @@ func (c Config) Flags(mode string) []string {
 	}
 }
 
-// RunThemes runs the groups of the table by theme against a daemon, and calls told with
-// the number of cases of each theme that passed. It leaves out stories, which need direct
-// control of the dataplane, and the decision tables.
+// RunThemes runs the groups of the table by theme against a daemon, and calls told with the number
+// of cases of each theme that passed. It leaves out stories, which need direct control of the
+// dataplane, and the decision tables.
 func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	parts, err := loadParts()
 	if err != nil {
@@ -282,10 +281,10 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 }
 
-// unsupportedByDaemon reports whether a group needs what flags cannot set: Service CIDRs,
-// which the source determines; NodePorts on loopback addresses, which mode nftables
-// serves only if no mode was configured; and rows that the mode refuses, because the
-// daemon then never reports everything in force.
+// unsupportedByDaemon reports whether a group needs what flags cannot set: Service CIDRs, which the
+// source determines; NodePorts on loopback addresses, which mode nftables serves only if no mode
+// was configured; and rows that the mode refuses, because the daemon then never reports everything
+// in force.
 func (g *Group) unsupportedByDaemon(d Dataplane) bool {
 	local := g.Config.LocalhostNodePort
 	if len(g.Config.ServiceCIDRs) > 0 || d.Mode == "nftables" && local != nil && *local {

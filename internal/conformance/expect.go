@@ -13,15 +13,15 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Expect is the expected result of a packet: a verdict and, for Forward, the endpoints.
-// Each endpoint must be reached at least once.
+// Expect is the expected result of a packet: a verdict and, for Forward, the endpoints. Each
+// endpoint must be reached at least once.
 type Expect struct {
 	Verdict proxy.Verdict
 	To      map[netip.AddrPort]bool // by endpoint: is the client masqueraded
 }
 
-// verdicts maps the words for packets that are not forwarded. Whether a firewall
-// explicitly accepts a packet cannot be observed, so accept equals untouched.
+// verdicts maps the words for packets that are not forwarded. Whether a firewall explicitly accepts
+// a packet cannot be observed, so accept equals untouched.
 var verdicts = map[string]proxy.Verdict{
 	"reject": proxy.Reject, "drop": proxy.Drop, "untouched": proxy.Untouched, "accept": proxy.Untouched,
 }
@@ -76,8 +76,8 @@ func (e Expect) String() string {
 
 func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equal(e.To, o.To) }
 
-// check compares one observation with the expectation. visible says whether the endpoint
-// could see that the client is masqueraded.
+// check compares one observation with the expectation. visible says whether the endpoint could see
+// that the client is masqueraded.
 func (e Expect) check(c *Case, s traffic.Seen, visible bool) error {
 	masq, known := e.To[s.By]
 	want := ""

@@ -8,16 +8,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Fault is a fault of the source of objects. It starts before the objects change and
-// stops after that.
+// Fault is a fault of the source of objects. It starts before the objects change and stops after
+// that.
 type Fault struct {
 	Name        string
 	Start, Stop func(context.Context) error
 }
 
-// addFaults adds faults to some phases, and deletes a Service during each, because
-// deletions are the easiest to miss. The generator prefers low numbers, so the kinds
-// rotate by phase.
+// addFaults adds faults to some phases, and deletes a Service during each, because deletions are
+// the easiest to miss. The generator prefers low numbers, so the kinds rotate by phase.
 func (m *generator) addFaults(g *Group, kinds []Fault) {
 	w := &g.World
 	for i := range g.Phases {

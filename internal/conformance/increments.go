@@ -18,12 +18,12 @@ import (
 // event is one update of the resolver.
 type event func(*resolve.Resolver)
 
-// track is a list of events that must happen in this order; events of other tracks may
-// come in between.
+// track is a list of events that must happen in this order; events of other tracks may come in
+// between.
 type track []event
 
-// begin returns the events that build a world from nothing, one object at a time, in
-// random order and with detours.
+// begin returns the events that build a world from nothing, one object at a time, in random order
+// and with detours.
 func (w *World) begin(rng *rand.Rand) []event {
 	half, whole := w.serviceCIDR(), w.serviceCIDR()
 	half.Spec.CIDRs = half.Spec.CIDRs[:1]
@@ -34,8 +34,8 @@ func (w *World) begin(rng *rand.Rand) []event {
 	}), rng)
 }
 
-// changes returns a track for each object that differs, and tracks for objects that exist
-// in neither world.
+// changes returns a track for each object that differs, and tracks for objects that exist in
+// neither world.
 func (w *World) changes(to *World, rng *rand.Rand) []track {
 	tracks := visitorTracks(to)
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
@@ -73,8 +73,8 @@ func sliceEvent(s *discoveryv1.EndpointSlice, gone bool) event {
 	return func(r *resolve.Resolver) { r.Endpoints.Update(s, gone) }
 }
 
-// objectTracks returns a track for each object that differs. Every other track sets a
-// wrong version of the object first; every fourth deletes and re-adds it at the end.
+// objectTracks returns a track for each object that differs. Every other track sets a wrong version
+// of the object first; every fourth deletes and re-adds it at the end.
 func objectTracks[T metav1.Object](
 	from, to []T, tell func(o T, gone bool) event, wrong func(T, *rand.Rand) T, rng *rand.Rand,
 ) (tracks []track) {
@@ -132,8 +132,8 @@ func opposite[T ~string](policy T) T {
 	return "Local"
 }
 
-// wrongSlice returns a slice with an additional endpoint, with half of its endpoints, or
-// with none ready.
+// wrongSlice returns a slice with an additional endpoint, with half of its endpoints, or with none
+// ready.
 func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.EndpointSlice {
 	wrong := s.DeepCopy()
 	switch rng.IntN(3) {
@@ -151,8 +151,8 @@ func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.Endpo
 	return wrong
 }
 
-// visitorTracks returns the tracks of a Service that comes and goes. While it exists it
-// claims the addresses of all others, and wins because it is older.
+// visitorTracks returns the tracks of a Service that comes and goes. While it exists it claims the
+// addresses of all others, and wins because it is older.
 func visitorTracks(w *World) []track {
 	s := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.255.250",

@@ -13,8 +13,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// Model describes a dataplane whose kernel is simulated in memory: no packets can be
-// sent, but the model can evaluate them.
+// Model describes a dataplane whose kernel is simulated in memory: no packets can be sent, but the
+// model can evaluate them.
 type Model struct {
 	Mode string
 
@@ -26,8 +26,7 @@ type Model struct {
 type ModelRun interface {
 	proxy.Dataplane
 
-	// Judge returns an error if the kernel does not do with the packet what the table
-	// expects.
+	// Judge returns an error if the kernel does not do with the packet what the table expects.
 	Judge(s *proxy.State, p proxy.Packet, want Expect) error
 
 	// Objects returns a sorted description of all objects in the kernel.
@@ -60,8 +59,8 @@ func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 	}
 }
 
-// runGroup leads two kernels through a group, one by whole states and one by increments.
-// After each phase both must be correct and have the same objects.
+// runGroup leads two kernels through a group, one by whole states and one by increments. After each
+// phase both must be correct and have the same objects.
 func (m Model) runGroup(t *testing.T, g *Group) {
 	rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(g.ID))))
 	worlds := g.worlds()

@@ -13,8 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// describeStates returns, as an error, the states of a random group, which are in no
-// file.
+// describeStates returns, as an error, the states of a random group, which are in no file.
 func (g *Group) describeStates(mode string) error {
 	text := "the states were"
 	for i, w := range g.worlds() {
@@ -60,8 +59,8 @@ func (m *generator) group(mode, id string, phases, packets int) (*Group, error) 
 // generator generates random objects from a few addresses, so that they often conflict.
 type generator struct{ chooser }
 
-// chooser makes random choices. Low numbers should select what is simple, so that a
-// failing history can be shrunk.
+// chooser makes random choices. Low numbers should select what is simple, so that a failing history
+// can be shrunk.
 type chooser interface{ IntN(n int) int }
 
 // pick returns one of the arguments.
@@ -88,8 +87,8 @@ func (m *generator) labels() map[string]string {
 	return map[string]string{v1.LabelTopologyZone: m.zone()}
 }
 
-// ranges returns Service CIDRs that contain all ClusterIPs, but not all other
-// destinations of packets.
+// ranges returns Service CIDRs that contain all ClusterIPs, but not all other destinations of
+// packets.
 func (m *generator) ranges() []string {
 	return pick(m, serviceCIDRs, []string{"172.30.0.0/17", "fd00:172:30::/112"}, []string{"172.30.8.0/23", "fd00:172:30::80/121"})
 }
@@ -103,8 +102,8 @@ func (m *generator) config() Config {
 	}
 }
 
-// serviceTemplate returns Service i with all ports that it may have. Its node ports are
-// in the part of the range from which an API server does not allocate by itself.
+// serviceTemplate returns Service i with all ports that it may have. Its node ports are in the part
+// of the range from which an API server does not allocate by itself.
 func serviceTemplate(i int) *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{Ports: []v1.ServicePort{
 		{Name: "a", Protocol: v1.ProtocolTCP, Port: 80, NodePort: int32(30000 + i)},
@@ -155,8 +154,8 @@ func (m *generator) affinity(s *v1.Service) {
 	}
 }
 
-// hints returns the hints of an endpoint. kind selects how the slice uses them: none,
-// zones for every other endpoint, zones, or zones and nodes.
+// hints returns the hints of an endpoint. kind selects how the slice uses them: none, zones for
+// every other endpoint, zones, or zones and nodes.
 func (m *generator) hints(kind, endpoint int) *discoveryv1.EndpointHints {
 	if kind == 0 || kind == 1 && endpoint%2 == 0 {
 		return nil

@@ -21,8 +21,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// testbeds is how many labs run concurrently. A lab mostly waits for silence, so there
-// are more than processors.
+// testbeds is how many labs run concurrently. A lab mostly waits for silence, so there are more
+// than processors.
 const testbeds = 4
 
 // Run runs the whole table against a dataplane. Every case is a subtest named group/case.
@@ -47,9 +47,9 @@ func Run(t *testing.T, d Dataplane) {
 	s.start(t)
 }
 
-// RunRandom runs n random groups, each with several phases, and compares the results of
-// random packets with the oracle's answers. Group i is generated from seed+i alone and is
-// the subtest seed=<seed+i>.
+// RunRandom runs n random groups, each with several phases, and compares the results of random
+// packets with the oracle's answers. Group i is generated from seed+i alone and is the subtest
+// seed=<seed+i>.
 func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	lab.Require(t)
 	s := newScheduler(t, d)
@@ -75,9 +75,9 @@ type job struct {
 	done chan []failure
 }
 
-// scheduler distributes jobs over testbeds. The testing package runs no more subtests at
-// once than there are processors, so the subtests only wait and report; the scheduler's
-// own goroutines run the jobs.
+// scheduler distributes jobs over testbeds. The testing package runs no more subtests at once than
+// there are processors, so the subtests only wait and report; the scheduler's own goroutines run
+// the jobs.
 type scheduler struct {
 	d        Dataplane
 	cgroups  *traffic.Cgroups // nil unless the dataplane acts on sockets
@@ -128,24 +128,23 @@ func (s *scheduler) start(t *testing.T) {
 type Dataplane struct {
 	Mode string // selects the cases and their expectations
 
-	// Binds reports whether the mode assigns an address of a Service to the node, so that
-	// the node rejects packets to its other ports, which other modes leave alone. Nil
-	// means that it never does.
+	// Binds reports whether the mode assigns an address of a Service to the node, so that the node
+	// rejects packets to its other ports, which other modes leave alone. Nil means that it never
+	// does.
 	Binds func(*proxy.State, netip.Addr) bool
 
-	// HandsOver says that Run of the dataplane returns an error when another instance
-	// takes over.
+	// HandsOver says that Run of the dataplane returns an error when another instance takes over.
 	HandsOver bool
 
 	// Cannot maps each story that must fail in this mode to the reason.
 	Cannot map[string]string
 
-	// Refuses maps each protocol that the mode does not support to the reason. The mode
-	// must refuse their rows. Their cases still run, and fail if an endpoint answers.
+	// Refuses maps each protocol that the mode does not support to the reason. The mode must refuse
+	// their rows. Their cases still run, and fail if an endpoint answers.
 	Refuses map[proxy.Protocol]string
 
-	// Open is called inside the node's network namespace, and so are all methods of the
-	// result. Several may be open at once, each in its own namespace.
+	// Open is called inside the node's network namespace, and so are all methods of the result.
+	// Several may be open at once, each in its own namespace.
 	Open func(context.Context) (proxy.Dataplane, error)
 
 	// Daemon starts a daemon on a node, which is then tested instead of the dataplane.
@@ -154,8 +153,7 @@ type Dataplane struct {
 	// ForgetsClients says that session affinity does not survive a restart of the daemon.
 	ForgetsClients bool
 
-	// Sockets describes and opens a mode that acts on sockets. Nil means that it does
-	// not.
+	// Sockets describes and opens a mode that acts on sockets. Nil means that it does not.
 	Sockets *Sockets
 }
 
@@ -198,8 +196,8 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 }
 
-// splitUntried separates failures from reasons why the case cannot run here. A case runs
-// in several ways, so it may have both.
+// splitUntried separates failures from reasons why the case cannot run here. A case runs in several
+// ways, so it may have both.
 func splitUntried(errs []error) (failed []error, untried error) {
 	for _, err := range errs {
 		if errors.Is(err, lab.ErrUntried) {
@@ -211,8 +209,8 @@ func splitUntried(errs []error) (failed []error, untried error) {
 	return failed, untried
 }
 
-// run is the execution of a group or story in one of two ways: each change reaches the
-// kernel as a whole state (Sync) or as increments (Apply).
+// run is the execution of a group or story in one of two ways: each change reaches the kernel as a
+// whole state (Sync) or as increments (Apply).
 type run struct {
 	*testbed
 	way        string
@@ -224,9 +222,8 @@ type run struct {
 	bindings   map[affinityClient]binding // of clients with session affinity
 }
 
-// applyInitial brings the kernel to the first world. With increments it first syncs the
-// empty state, to remove what the previous group left; a Sync of the whole state must do
-// that by itself.
+// applyInitial brings the kernel to the first world. With increments it first syncs the empty
+// state, to remove what the previous group left; a Sync of the whole state must do that by itself.
 func (r *run) applyInitial(ctx context.Context) error {
 	if r.increments {
 		if err := r.sync(ctx, r.resolver.State()); err != nil {
@@ -253,8 +250,8 @@ func (r *run) applyEvents(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
-// runBothWays runs a function once with whole states and once with increments; a daemon
-// runs it once, as it applies changes its own way.
+// runBothWays runs a function once with whole states and once with increments; a daemon runs it
+// once, as it applies changes its own way.
 func (b *testbed) runBothWays(id string, w *World, do func(*run) error) (errs []error) {
 	ways := []string{"kernel, state at once", "kernel, state by increments"}
 	if b.daemon != nil {
@@ -329,8 +326,8 @@ func (r *run) runPhases(ctx context.Context, g *Group, worlds []*World) (failure
 	return failures, nil
 }
 
-// want returns the expected result. For a daemon it is the oracle's answer, because the
-// source may have changed the objects.
+// want returns the expected result. For a daemon it is the oracle's answer, because the source may
+// have changed the objects.
 func (r *run) want(c *Case) Expect {
 	e := c.expected(r.d.Mode)
 	if r.daemon != nil {
@@ -342,9 +339,9 @@ func (r *run) want(c *Case) Expect {
 	return e
 }
 
-// Timeouts and numbers of connections. An answer takes less than a millisecond here, so
-// where silence is expected a short wait is enough to notice a wrong answer. Where an
-// answer is expected, the timeout allows for a very busy machine.
+// Timeouts and numbers of connections. An answer takes less than a millisecond here, so where
+// silence is expected a short wait is enough to notice a wrong answer. Where an answer is expected,
+// the timeout allows for a very busy machine.
 const (
 	silenceTimeout = 200 * time.Millisecond // where silence is expected
 	answerTimeout  = 4 * time.Second        // otherwise
@@ -390,8 +387,8 @@ func (r *caseRun) remaining() int {
 	}
 }
 
-// triesLimit returns the maximum number of connections. A flow that the socket programs
-// leave to the rules is balanced twice, so a pod reaches itself less often.
+// triesLimit returns the maximum number of connections. A flow that the socket programs leave to
+// the rules is balanced twice, so a pod reaches itself less often.
 func (r *caseRun) triesLimit() int {
 	n := len(r.want.To)
 	if r.unbound && r.From == FromSelf {
@@ -426,9 +423,9 @@ func (r *caseRun) result() error {
 	}
 }
 
-// checkAffinity checks that a client with session affinity always reached the same
-// endpoint. Its first connection is exempt from the comparison, because another case of
-// the same client may have connected at the same time.
+// checkAffinity checks that a client with session affinity always reached the same endpoint. Its
+// first connection is exempt from the comparison, because another case of the same client may have
+// connected at the same time.
 func (r *caseRun) checkAffinity() error {
 	all, answers := r.answers, slices.Clone(r.answers[1:])
 	if r.unboundRun != nil {
@@ -447,8 +444,8 @@ func (r *caseRun) checkAffinity() error {
 	return nil
 }
 
-// checkRefused checks a case whose protocol the mode refuses: it must not be forwarded,
-// and nobody but the destination itself may answer. Otherwise the case counts as untried.
+// checkRefused checks a case whose protocol the mode refuses: it must not be forwarded, and nobody
+// but the destination itself may answer. Otherwise the case counts as untried.
 func (r *caseRun) checkRefused(reason string) error {
 	stranger := func(a netip.AddrPort) bool { return a != r.to() }
 	switch {
@@ -461,9 +458,8 @@ func (r *caseRun) checkRefused(reason string) error {
 	}
 }
 
-// runCases connects the clients of all cases. Cases that need an address bound to the
-// node run afterwards, one by one, because the address would change the results of the
-// others.
+// runCases connects the clients of all cases. Cases that need an address bound to the node run
+// afterwards, one by one, because the address would change the results of the others.
 func (b *testbed) runCases(ctx context.Context, runs []*caseRun) error {
 	bound := func(r *caseRun) bool { return r.From == FromVIP }
 	err := b.runTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))

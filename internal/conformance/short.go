@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// fieldPaths maps the short form of Services and EndpointSlices, in which service proxies
-// share their packet cases, to the API's fields: by key of the surrounding object, then
-// by short name. Other names stay as they are; decoding rejects the unknown ones.
+// fieldPaths maps the short form of Services and EndpointSlices, in which service proxies share
+// their packet cases, to the API's fields: by key of the surrounding object, then by short name.
+// Other names stay as they are; decoding rejects the unknown ones.
 var fieldPaths = map[string]map[string]string{
 	"services": {
 		"type": "spec.type", "family": "spec.ipFamilies", "ipFamilies": "spec.ipFamilies",

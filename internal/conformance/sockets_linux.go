@@ -13,27 +13,24 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Sockets describes a mode that acts on sockets in addition to its rules. Each case then
-// also runs with unbound sockets, if the kernel would choose the case's source address.
+// Sockets describes a mode that acts on sockets in addition to its rules. Each case then also runs
+// with unbound sockets, if the kernel would choose the case's source address.
 type Sockets struct {
-	// Open replaces Dataplane.Open. The sockets of the node and its pods are in the
-	// cgroup.
+	// Open replaces Dataplane.Open. The sockets of the node and its pods are in the cgroup.
 	Open func(ctx context.Context, cgroup string) (proxy.Dataplane, error)
 
-	// Translated asks the kernel whether an open TCP or UDP socket was translated. It is
-	// called concurrently, in the client's namespace. Nil means that this cannot be
-	// asked, so only the results of packets are checked.
+	// Translated asks the kernel whether an open TCP or UDP socket was translated. It is called
+	// concurrently, in the client's namespace. Nil means that this cannot be asked, so only the
+	// results of packets are checked.
 	Translated func(d proxy.Dataplane, fd int) (bool, error)
 
-	// Cgroups is the cgroup that the process is already in. Nil means that each run
-	// creates one.
+	// Cgroups is the cgroup that the process is already in. Nil means that each run creates one.
 	Cgroups *traffic.Cgroups
 }
 
-// translatedShare returns the share of the flows of unbound sockets that must be
-// translated at the socket: those to endpoints where the result is the same as with the
-// rules. If it is 0, none may be translated, because a rule would be bypassed or the
-// endpoint would see another client address.
+// translatedShare returns the share of the flows of unbound sockets that must be translated at the
+// socket: those to endpoints where the result is the same as with the rules. If it is 0, none may
+// be translated, because a rule would be bypassed or the endpoint would see another client address.
 func translatedShare(s *proxy.State, c *Case) (share float64) {
 	p := packet(c)
 	o := s.Outcome(p)
@@ -44,8 +41,8 @@ func translatedShare(s *proxy.State, c *Case) (share float64) {
 	if p.DstLocal && o.Frontend.Kind != proxy.NodePort || o.Route.From != nil {
 		return 0
 	}
-	// A socket of the node uses the source address of the route to the endpoint, as if it
-	// were masqueraded. A pod must not appear as its own client.
+	// A socket of the node uses the source address of the route to the endpoint, as if it were
+	// masqueraded. A pod must not appear as its own client.
 	node := p.In == "" && o.Origin == proxy.ThisNode
 	if !node && p.In != lab.Bridge {
 		return 0
@@ -97,8 +94,7 @@ func (s *scheduler) addCgroup() (string, error) {
 // counters counts flows over all testbeds.
 type counters struct{ flows, unbound, translated atomic.Int64 }
 
-// choosesSource reports whether the client's kernel would choose the source of the case
-// by itself.
+// choosesSource reports whether the client's kernel would choose the source of the case by itself.
 func (b *testbed) choosesSource(c *Case) bool {
 	if b.d.Sockets == nil || c.protocol() == proxy.SCTP {
 		return false
@@ -107,8 +103,8 @@ func (b *testbed) choosesSource(c *Case) bool {
 	return err == nil && src == c.Src
 }
 
-// addUnboundRuns adds a run with unbound sockets for each case where the kernel chooses
-// the same source.
+// addUnboundRuns adds a run with unbound sockets for each case where the kernel chooses the same
+// source.
 func (b *testbed) addUnboundRuns(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
@@ -122,8 +118,7 @@ func (b *testbed) addUnboundRuns(runs []*caseRun) []*caseRun {
 	return runs
 }
 
-// socket returns the options of the next unbound socket of a case; they vary from one to
-// the next.
+// socket returns the options of the next unbound socket of a case; they vary from one to the next.
 func (r *caseRun) socket() traffic.Socket {
 	n, tcp := r.sockets, r.protocol() == proxy.TCP
 	r.sockets++
@@ -149,9 +144,9 @@ func (b *testbed) inspect(r *caseRun, fd int) {
 	}
 }
 
-// warmUp waits until a client's flows are translated, because a mode may learn the
-// client's address from its first flow; or, after an address was bound to the node, until
-// they are no longer translated. After a timeout it never waits again.
+// warmUp waits until a client's flows are translated, because a mode may learn the client's address
+// from its first flow; or, after an address was bound to the node, until they are no longer
+// translated. After a timeout it never waits again.
 func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	var cold []*caseRun
 	for _, r := range runs {

@@ -87,8 +87,8 @@ func (r *run) change(ctx context.Context, p Phase) error {
 	next := r.world.after(p)
 	var events []event
 	for _, t := range r.world.changes(next, r.rng) {
-		// No detours: a binding must survive the change itself, but not the temporary
-		// absence of its endpoint.
+		// No detours: a binding must survive the change itself, but not the temporary absence of
+		// its endpoint.
 		events = append(events, t[len(t)-1])
 	}
 	r.world = next
@@ -174,8 +174,8 @@ func checkAssertion(word string, got, before backends, want Expect) error {
 	return nil
 }
 
-// checkEven checks that the shares differ by no more than chance allows: a deviation of
-// five standard deviations happens less than once in a million runs.
+// checkEven checks that the shares differ by no more than chance allows: a deviation of five
+// standard deviations happens less than once in a million runs.
 func checkEven(share map[netip.AddrPort]int, total int) error {
 	p := 1 / float64(len(share))
 	tolerance := 5 * math.Sqrt(float64(total)*p*(1-p))

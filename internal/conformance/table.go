@@ -136,8 +136,8 @@ const (
 	FromBlocked   Place = "external-blocked" // the same, from an address that no source range has
 )
 
-// clients are the addresses that speak when a case does not say, by family, and
-// the node's link by which their packets come in, if any.
+// clients are the addresses that speak when a case does not say, by family, and the node's link by
+// which their packets come in, if any.
 var clients = map[Place]struct {
 	addrs [2]string
 	link  string
@@ -190,8 +190,7 @@ func loadParts() ([]*table, error) {
 	return append(parts, tables), errors.Join(errs...)
 }
 
-// parse reads one file. Unknown fields are errors, because a misspelt case would prove
-// nothing.
+// parse reads one file. Unknown fields are errors, because a misspelt case would prove nothing.
 func parse(text []byte) (*table, error) {
 	t := &table{}
 	text, err := yaml.YAMLToJSONStrict(text)

@@ -11,16 +11,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// The two decision tables, written out as they are specified. Nothing here is derived
-// from the code under test.
+// The two decision tables, written out as they are specified. Nothing here is derived from the code
+// under test.
 
-// tableRow is a row of a decision table: the result for local pods, for the node itself
-// and for other clients. A result is a verdict, or the set of endpoints that a packet
-// goes to, followed by "masq" if it is masqueraded.
+// tableRow is a row of a decision table: the result for local pods, for the node itself and for
+// other clients. A result is a verdict, or the set of endpoints that a packet goes to, followed by
+// "masq" if it is masqueraded.
 type tableRow struct{ pods, node, others string }
 
-// situation is the key of a row: a traffic policy, and where usable endpoints are: here
-// (and possibly elsewhere), elsewhere only, or nowhere.
+// situation is the key of a row: a traffic policy, and where usable endpoints are: here (and
+// possibly elsewhere), elsewhere only, or nowhere.
 type situation struct{ policy, usable string }
 
 // clusterIPTable holds for ClusterIPs, by internal traffic policy.
@@ -33,8 +33,8 @@ var clusterIPTable = map[situation]tableRow{
 	{"Local", "nowhere"}:     {"reject", "reject", "reject"},
 }
 
-// externalTable holds for external IPs, load-balancer addresses and NodePorts, by
-// external traffic policy.
+// externalTable holds for external IPs, load-balancer addresses and NodePorts, by external traffic
+// policy.
 var externalTable = map[situation]tableRow{
 	{"Cluster", "here"}:      {"cluster masq", "cluster masq", "cluster masq"},
 	{"Cluster", "elsewhere"}: {"cluster masq", "cluster masq", "cluster masq"},
@@ -52,8 +52,8 @@ type layout struct {
 	sets          map[string]string // the endpoints in the cluster and the local set
 }
 
-// layouts are all arrangements that matter. The cluster set and the local set each fall
-// back to terminating endpoints independently.
+// layouts are all arrangements that matter. The cluster set and the local set each fall back to
+// terminating endpoints independently.
 var layouts = []layout{
 	{"both", "ready", "ready", "here", map[string]string{"cluster": "local remote", "local": "local"}},
 	{"only-local", "ready", "", "here", map[string]string{"cluster": "local", "local": "local"}},
@@ -103,16 +103,16 @@ func (s *tableService) answer(k proxy.Kind, from Place) (to string, masq bool) {
 		to = row.others
 	}
 	to, masq = strings.CutSuffix(to, " masq")
-	// MasqueradeAll applies to ClusterIPs only. Likewise only ClusterIP traffic is left
-	// without masquerading when local pods are not recognised.
+	// MasqueradeAll applies to ClusterIPs only. Likewise only ClusterIP traffic is left without
+	// masquerading when local pods are not recognised.
 	if k == proxy.ClusterIP {
 		masq = s.detection.MasqueradeAll || masq && !off
 	}
 	return to, masq
 }
 
-// tableGroup describes a group generated from the decision tables: every layout and pair
-// of policies is a Service, and each of its frontends is reached from every place.
+// tableGroup describes a group generated from the decision tables: every layout and pair of
+// policies is a Service, and each of its frontends is reached from every place.
 type tableGroup struct {
 	detection Config
 	family    proxy.Family
@@ -132,8 +132,8 @@ func decisionTables() []*Group {
 			out = append(out, tableGroup{detections[0], f, p, layouts, origins}.group())
 		}
 		out = append(out, tableGroup{detections[0], f, proxy.SCTP, few, everyone}.group())
-		// Detection of local pods does not depend on the protocol, so one protocol per
-		// family is enough.
+		// Detection of local pods does not depend on the protocol, so one protocol per family is
+		// enough.
 		protocol := [...]proxy.Protocol{proxy.IPv4: proxy.TCP, proxy.IPv6: proxy.UDP}[f]
 		for _, d := range detections[1:] {
 			out = append(out, tableGroup{d, f, protocol, few, everyone}.group())
@@ -168,16 +168,14 @@ type tableService struct {
 	number   int
 }
 
-// The port of every Service, and the bases of the pod ports and node ports that identify
-// a Service.
+// The port of every Service, and the bases of the pod ports and node ports that identify a Service.
 const (
 	servicePort   = 80
 	firstPodPort  = 8000
 	firstNodePort = 30000
 )
 
-// frontends are the address formats by kind and family; the argument is the Service's
-// number.
+// frontends are the address formats by kind and family; the argument is the Service's number.
 var frontends = map[proxy.Kind][2]string{
 	proxy.ClusterIP:    {"172.30.10.%d", "fd00:172:30::a%02x"},
 	proxy.LoadBalancer: {"198.18.0.%d", "2001:db8:18::%x"},
@@ -228,8 +226,8 @@ func (s *tableService) addTo(g *Group) {
 	}
 }
 
-// packet returns the case of one frontend and one client. A client that reaches itself is
-// always masqueraded.
+// packet returns the case of one frontend and one client. A client that reaches itself is always
+// masqueraded.
 func (s *tableService) packet(k proxy.Kind, from Place) *Case {
 	c := &Case{
 		ID:    strings.ToLower(fmt.Sprintf("%s-i%s-e%s-%v-from-%s", s.layout.name, s.itp, s.etp, k, from)),

@@ -17,8 +17,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// testbed is a lab with a dataplane on its node. Groups run on it one after another, each
-// starting with what the previous one left in the kernel.
+// testbed is a lab with a dataplane on its node. Groups run on it one after another, each starting
+// with what the previous one left in the kernel.
 type testbed struct {
 	d              Dataplane
 	lab            *lab.Lab
@@ -63,8 +63,8 @@ func (b *testbed) onNode(what string, do func() error) error {
 	return b.lab.Node().Do(func() error { return wrap(what, do()) })
 }
 
-// openDataplane opens the dataplane or starts the daemon, and starts Run if the dataplane
-// is a Runner.
+// openDataplane opens the dataplane or starts the daemon, and starts Run if the dataplane is a
+// Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
 	b.stopRunner, b.runnerDone = func() error { return nil }, nil
 	if b.d.Daemon != nil {
@@ -108,8 +108,8 @@ func (b *testbed) closeDataplane() error {
 // handOverTimeout is how long a dataplane may take to notice that another one took over.
 const handOverTimeout = 20 * time.Second
 
-// reopen replaces the dataplane. One that hands over stays open until the new one has
-// taken over, and its Run must then return an error; others are closed first.
+// reopen replaces the dataplane. One that hands over stays open until the new one has taken over,
+// and its Run must then return an error; others are closed first.
 func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 	if !b.d.HandsOver {
 		return errors.Join(b.closeDataplane(), b.openDataplane(ctx), b.sync(ctx, state))
@@ -144,8 +144,8 @@ func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
 	return b.onNode("sync", func() error { return b.ignoreExpectedRefusals(proxytest.Sync(ctx, b.dp, state)) })
 }
 
-// ignoreExpectedRefusals returns nil if the error is only the refusal of rows whose
-// protocol the mode does not support.
+// ignoreExpectedRefusals returns nil if the error is only the refusal of rows whose protocol the
+// mode does not support.
 func (b *testbed) ignoreExpectedRefusals(err error) error {
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {
@@ -215,8 +215,8 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 	return nil
 }
 
-// addCase adds the client of a case, and a listener on the address that the packet is
-// sent to, which answers if the packet is left untouched.
+// addCase adds the client of a case, and a listener on the address that the packet is sent to,
+// which answers if the packet is left untouched.
 func (h *hosts) addCase(c *Case) error {
 	s := listenAddr{protocol: c.protocol(), at: c.to()}
 	if c.From == FromInside {
@@ -232,8 +232,7 @@ func (h *hosts) addCase(c *Case) error {
 	return nil
 }
 
-// prepare creates exactly the hosts that worlds and cases need, and listens until the
-// next call.
+// prepare creates exactly the hosts that worlds and cases need, and listens until the next call.
 func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 	err := b.stopListening()
 	h := &hosts{map[netip.Addr]string{}, map[listenAddr]bool{}}
@@ -330,9 +329,9 @@ func (b *testbed) hostOf(a netip.Addr) *lab.Host {
 	}
 }
 
-// masqueradeVisible reports whether an endpoint can see that a client is masqueraded.
-// Traffic within the node need not pass POSTROUTING, and a client that already has the
-// address of the outgoing link looks the same either way.
+// masqueradeVisible reports whether an endpoint can see that a client is masqueraded. Traffic
+// within the node need not pass POSTROUTING, and a client that already has the address of the
+// outgoing link looks the same either way.
 func (b *testbed) masqueradeVisible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
 	pod, known := b.pods[endpoint.Addr()]

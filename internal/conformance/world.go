@@ -19,8 +19,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// nodeName is the node that the proxy under test runs on. All cases share the addresses
-// below and those of the lab.
+// nodeName is the node that the proxy under test runs on. All cases share the addresses below and
+// those of the lab.
 const nodeName = "test-node"
 
 // oracleMode is the mode whose behaviour the oracle describes.
@@ -115,21 +115,20 @@ func packet(c *Case) proxy.Packet {
 	}
 }
 
-// isLocal reports whether the address belongs to the node while the case runs. A packet
-// that never leaves its pod is not seen by the node.
+// isLocal reports whether the address belongs to the node while the case runs. A packet that never
+// leaves its pod is not seen by the node.
 func (c *Case) isLocal(a netip.Addr) bool {
 	return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 }
 
-// createdAt returns a creation time that many hours before the default one. Only cases
-// about which Service is older use another value than 0.
+// createdAt returns a creation time that many hours before the default one. Only cases about which
+// Service is older use another value than 0.
 func createdAt(hoursBefore int) metav1.Time {
 	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
 }
 
-// complete fills in the creation time of every Service and the address type of every
-// slice, of the world and of its changes. It returns an error if the configuration is
-// invalid.
+// complete fills in the creation time of every Service and the address type of every slice, of the
+// world and of its changes. It returns an error if the configuration is invalid.
 func (w *World) complete(changes ...Phase) error {
 	if _, err := w.Config.settings(oracleMode); err != nil {
 		return err
@@ -155,8 +154,8 @@ func (w *World) complete(changes ...Phase) error {
 	return nil
 }
 
-// endpointSlice returns a slice without endpoints for a Service, with its namespace and a
-// name derived from its name.
+// endpointSlice returns a slice without endpoints for a Service, with its namespace and a name
+// derived from its name.
 func endpointSlice(of *v1.Service, f proxy.Family, port int32) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressType(f.String())}
 	s.Namespace, s.Name = of.Namespace, strings.ToLower(fmt.Sprintf("%s-%v", of.Name, f))
@@ -244,8 +243,8 @@ func (g *Group) worlds() []*World {
 	return out
 }
 
-// failure is a case with a wrong result. An empty id means that the group or story could
-// not be run.
+// failure is a case with a wrong result. An empty id means that the group or story could not be
+// run.
 type failure struct {
 	id  string // of the case
 	err error  // lab.ErrUntried if the case cannot run here

@@ -18,8 +18,7 @@ import (
 
 // Mode is a dataplane under test.
 type Mode struct {
-	// Open is called inside the node's network namespace, and so are all methods of the
-	// result.
+	// Open is called inside the node's network namespace, and so are all methods of the result.
 	Open    func(context.Context) (proxy.Dataplane, error)
 	Ways    []proxy.Balancing // the methods that it supports besides the default
 	Weights bool              // it supports weights
@@ -142,8 +141,8 @@ func (b *testbed) sync(rows ...*proxy.ServicePort) {
 	b.must(b.lab.Node().Do(func() error { return proxytest.Sync(b.Context(), b.dp, s) }))
 }
 
-// connect makes one connection to a Service's frontend from each client, and returns the
-// endpoints that answered.
+// connect makes one connection to a Service's frontend from each client, and returns the endpoints
+// that answered.
 func (b *testbed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) []netip.AddrPort {
 	b.Helper()
 	b.must(b.lab.Refresh())
@@ -193,8 +192,8 @@ func (b *testbed) checkShares(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// clientsFor returns the clients whose connections show how a method distributes: one
-// client many times, or many clients where the client's address determines the endpoint.
+// clientsFor returns the clients whose connections show how a method distributes: one client many
+// times, or many clients where the client's address determines the endpoint.
 func (b *testbed) clientsFor(way proxy.Balancing) []netip.Addr {
 	if way == proxy.SourceHash || way == proxy.Maglev {
 		return b.clients()
@@ -202,8 +201,8 @@ func (b *testbed) clientsFor(way proxy.Balancing) []netip.Addr {
 	return slices.Repeat([]netip.Addr{b.client(0)}, connections)
 }
 
-// wantShares checks that each endpoint received its share of the connections: exactly, or
-// within five standard deviations, which chance exceeds less than once in a million runs.
+// wantShares checks that each endpoint received its share of the connections: exactly, or within
+// five standard deviations, which chance exceeds less than once in a million runs.
 func (b *testbed) wantShares(what string, sp *proxy.ServicePort, by []netip.AddrPort, exact bool) {
 	b.Helper()
 	got, total := countByEndpoint(by), 0
@@ -225,8 +224,8 @@ func (b *testbed) wantShares(what string, sp *proxy.ServicePort, by []netip.Addr
 	}
 }
 
-// checkWeights checks the shares of endpoints with different weights, and with equal and
-// large weights.
+// checkWeights checks the shares of endpoints with different weights, and with equal and large
+// weights.
 func (b *testbed) checkWeights(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	for _, weights := range [][endpoints]uint16{{1, 2, 3, 4}, {65535, 65535, 65535, 65535}} {
@@ -239,8 +238,7 @@ func (b *testbed) checkWeights(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// checkMaglevChange checks that removing an endpoint moves few clients of other
-// endpoints.
+// checkMaglevChange checks that removing an endpoint moves few clients of other endpoints.
 func (b *testbed) checkMaglevChange() {
 	b.Helper()
 	sp := b.row(3, proxy.TCP, proxy.Maglev)
@@ -272,8 +270,8 @@ func countByEndpoint(by []netip.AddrPort) map[netip.AddrPort]int {
 	return share
 }
 
-// checkAffinity checks that the method selects the first endpoint of a client, and that
-// the client stays there.
+// checkAffinity checks that the method selects the first endpoint of a client, and that the client
+// stays there.
 func (b *testbed) checkAffinity(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	sp := b.row(1, p, way)
@@ -288,8 +286,8 @@ func (b *testbed) checkAffinity(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// checkTurns checks that Services have independent round-robin counters, also after the
-// number of endpoints has changed.
+// checkTurns checks that Services have independent round-robin counters, also after the number of
+// endpoints has changed.
 func (b *testbed) checkTurns() {
 	b.Helper()
 	one, other := b.row(0, proxy.TCP, proxy.RoundRobin), b.row(1, proxy.TCP, proxy.RoundRobin)

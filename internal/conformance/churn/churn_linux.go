@@ -35,8 +35,8 @@ var Modes = []string{"nftables", "iptables", "userspace", "ebpf"}
 
 // Source provides objects to a daemon.
 type Source interface {
-	// Write replaces all objects with those of a world, in their order, and returns the
-	// world as the source has it.
+	// Write replaces all objects with those of a world, in their order, and returns the world as
+	// the source has it.
 	Write(ctx context.Context, w *conformance.World) (*conformance.World, error)
 
 	// Flags returns the flags that make a daemon read from the source.
@@ -60,9 +60,9 @@ type Settings struct {
 	Open    func(node *lab.Host) (Source, error)
 }
 
-// SetHistories sets how many histories each mode runs. They are flags of rapid, so a test
-// calls this once, before it starts parallel subtests. Histories are the same in each
-// run, unless -rapid.seed selects others, as make soak does.
+// SetHistories sets how many histories each mode runs. They are flags of rapid, so a test calls
+// this once, before it starts parallel subtests. Histories are the same in each run, unless
+// -rapid.seed selects others, as make soak does.
 func SetHistories(t *testing.T, histories int) {
 	settings := map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"}
 	if flag.Lookup("rapid.seed").Value.String() == "0" {
@@ -75,8 +75,8 @@ func SetHistories(t *testing.T, histories int) {
 	}
 }
 
-// Run runs histories of up to 10 steps in a mode, and records how long it took after each
-// fault until everything was in force.
+// Run runs histories of up to 10 steps in a mode, and records how long it took after each fault
+// until everything was in force.
 func Run(t *testing.T, s Settings) {
 	c := conformance.RunChurn(t, s.dataplane(t), 10, 6)
 	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
@@ -156,10 +156,9 @@ func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.
 	return d.Source.Write(ctx, w)
 }
 
-// Settle waits until the daemon has everything in force, and compares the kernel. The
-// daemon has seen a world when it has seen a fence object written after it. The fence is
-// written twice, because a source that is read as a whole may be read while the first one
-// is written.
+// Settle waits until the daemon has everything in force, and compares the kernel. The daemon has
+// seen a world when it has seen a fence object written after it. The fence is written twice,
+// because a source that is read as a whole may be read while the first one is written.
 func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
 	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.bpfFlags, w.Config.Flags(defaultsOf(d.mode)))
 	err := d.start(flags)
@@ -217,8 +216,7 @@ func (d *daemon) writeFence(ctx context.Context) error {
 	return d.await(ctx, func() error { return d.checkFence(ctx, there) })
 }
 
-// fenceService and fenceSlice return the objects of the fence, which differ with each
-// fence.
+// fenceService and fenceSlice return the objects of the fence, which differ with each fence.
 func (d *daemon) fenceService() *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeClusterIP, ClusterIP: "172.30.9.254", ClusterIPs: []string{"172.30.9.254"},
@@ -237,9 +235,8 @@ func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// checkFence returns an error until the fence and the world are in force. A daemon may
-// believe in the deletion of an object only after a while, so the number of Services must
-// match too.
+// checkFence returns an error until the fence and the world are in force. A daemon may believe in
+// the deletion of an object only after a while, so the number of Services must match too.
 func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	c := statusapi.AtSocket(d.socket())
 	var s statusapi.Service
@@ -270,8 +267,8 @@ func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	return nil
 }
 
-// settleTimeout is how long a daemon may take until everything is in force. One that has
-// lost its API server retries after up to a minute.
+// settleTimeout is how long a daemon may take until everything is in force. One that has lost its
+// API server retries after up to a minute.
 const settleTimeout = 90 * time.Second
 
 func (d *daemon) await(ctx context.Context, wrong func() error) error {

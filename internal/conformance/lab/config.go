@@ -18,8 +18,8 @@ type Config struct {
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
 
-	// Cgroup is the directory of the cgroup of all sockets of the node and its pods. If
-	// it is set, a namespace is reused only for a pod with the same addresses.
+	// Cgroup is the directory of the cgroup of all sockets of the node and its pods. If it is set,
+	// a namespace is reused only for a pod with the same addresses.
 	Cgroup string
 }
 

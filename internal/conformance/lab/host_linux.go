@@ -32,15 +32,15 @@ type Host struct {
 	mac      net.HardwareAddr // of its eth0
 }
 
-// gateways are the addresses that every host uses for its only neighbour. They are on no
-// link; permanent neighbour entries resolve them.
+// gateways are the addresses that every host uses for its only neighbour. They are on no link;
+// permanent neighbour entries resolve them.
 var gateways = [...]netip.Addr{
 	proxy.IPv4: netip.AddrFrom4([4]byte{169, 254, 1, 1}),
 	proxy.IPv6: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1}),
 }
 
-// newHost creates an empty network namespace with predictable behaviour: no duplicate
-// address detection, no reverse path filter, no rate limits for ICMP errors.
+// newHost creates an empty network namespace with predictable behaviour: no duplicate address
+// detection, no reverse path filter, no rate limits for ICMP errors.
 func newHost(name string, p *traffic.Ports) (*Host, error) {
 	ns, err := traffic.New(name, p)
 	if err != nil {
@@ -79,8 +79,8 @@ func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs..
 
 func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
 
-// Source returns the address that the kernel chooses for an unbound socket that sends to
-// an address.
+// Source returns the address that the kernel chooses for an unbound socket that sends to an
+// address.
 func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
 	routes, err := h.nl.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -102,8 +102,8 @@ func (h *Host) wrap(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// enableForwarding makes the host a router. Bridged packets must not pass netfilter,
-// which would see each packet twice; not every kernel has that setting.
+// enableForwarding makes the host a router. Bridged packets must not pass netfilter, which would
+// see each packet twice; not every kernel has that setting.
 func (h *Host) enableForwarding() error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
@@ -148,8 +148,8 @@ func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) 
 	return b, errors.Join(err, h.addAddrs(b, addrs...))
 }
 
-// addVeth connects the host to the eth0 of another host and sets both ends up. This end
-// becomes a port of the bridge, if one is given.
+// addVeth connects the host to the eth0 of another host and sets both ends up. This end becomes a
+// port of the bridge, if one is given.
 func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
@@ -177,8 +177,8 @@ func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, p
 	return link, err
 }
 
-// waitUp waits until a link carries packets: the kernel notices the carrier of a new link
-// a little later, and drops what is sent before.
+// waitUp waits until a link carries packets: the kernel notices the carrier of a new link a little
+// later, and drops what is sent before.
 func (h *Host) waitUp(name string) error {
 	return h.waitFor("the carrier of "+name, func() bool {
 		link, err := h.nl.LinkByName(name)
@@ -212,8 +212,7 @@ func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspeci
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// addRoute adds or replaces a route. An invalid gateway means that the destination is on
-// the link.
+// addRoute adds or replaces a route. An invalid gateway means that the destination is on the link.
 func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
 	if via.IsValid() {
@@ -246,8 +245,8 @@ func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// The kernel adds the local route of a new IPv6 address a little later, and only then
-	// receives packets for it.
+	// The kernel adds the local route of a new IPv6 address a little later, and only then receives
+	// packets for it.
 	for _, a := range addrs {
 		errs = append(errs, h.waitFor(a.String(), func() bool {
 			routes, err := h.nl.RouteGet(a.AsSlice())
@@ -266,8 +265,8 @@ func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// acceptAllAddrs makes every address local to packets that arrive on eth0. What the host
-// itself sends still goes to the node, because the local table is not consulted for it.
+// acceptAllAddrs makes every address local to packets that arrive on eth0. What the host itself
+// sends still goes to the node, because the local table is not consulted for it.
 func (h *Host) acceptAllAddrs() error {
 	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 needs only the local route
 	for _, f := range proxy.Families {

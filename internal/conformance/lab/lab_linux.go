@@ -14,8 +14,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Lab is a node, its pods, pods of other nodes, and the outside. Its methods must not be
-// called concurrently; those of its hosts may be.
+// Lab is a node, its pods, pods of other nodes, and the outside. Its methods must not be called
+// concurrently; those of its hosts may be.
 type Lab struct {
 	cfg      Config
 	ports    *traffic.Ports
@@ -81,8 +81,8 @@ func mac(kind byte, n int) net.HardwareAddr {
 // Node returns the host that the proxy under test runs on.
 func (l *Lab) Node() *Host { return l.node }
 
-// Outside returns the node's default gateway. It can send from any address, and receives
-// what the node sends to addresses that no other host has.
+// Outside returns the node's default gateway. It can send from any address, and receives what the
+// node sends to addresses that no other host has.
 func (l *Lab) Outside() *Host { return l.outside }
 
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
@@ -102,8 +102,8 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 		for _, a := range addrs {
 			err = errors.Join(err, l.node.addNeighbour(bridge, a, h.mac), l.node.addRoute(bridge, hostPrefix(a), netip.Addr{}))
 		}
-		// The kernel removes the routes of a link with its last address, so they are
-		// added again for each pod.
+		// The kernel removes the routes of a link with its last address, so they are added again
+		// for each pod.
 		err = errors.Join(err, h.defaultRoutes(bridge.Attrs().HardwareAddr))
 	}
 	if err != nil {
@@ -112,9 +112,9 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 	return h, nil
 }
 
-// podHost returns a host without addresses behind a bridge, a reused one if possible.
-// With a cgroup, only a host with the same former addresses is reused, because the
-// dataplane may remember the pod by the socket's namespace.
+// podHost returns a host without addresses behind a bridge, a reused one if possible. With a
+// cgroup, only a host with the same former addresses is reused, because the dataplane may remember
+// the pod by the socket's namespace.
 func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	fits := func(h *Host) bool {
 		return h.bridge == bridge && (h.Cgroup == "" || slices.Equal(h.Addrs, addrs))
@@ -136,8 +136,8 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	return h, err
 }
 
-// RemovePod removes the addresses and routes of a pod. The caller must not use the host
-// any more; a later pod may reuse it.
+// RemovePod removes the addresses and routes of a pod. The caller must not use the host any more; a
+// later pod may reuse it.
 func (l *Lab) RemovePod(h *Host) error {
 	errs := []error{h.removeAddrs(h.eth0, h.Addrs...)}
 	for _, a := range h.Addrs {
@@ -156,8 +156,8 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Refresh ensures that many connections can be opened before a source port is used again.
-// When the ports run out, they start again and the node's conntrack table is flushed.
+// Refresh ensures that many connections can be opened before a source port is used again. When the
+// ports run out, they start again and the node's conntrack table is flushed.
 func (l *Lab) Refresh() error {
 	if !l.ports.Restart() {
 		return nil
@@ -165,9 +165,8 @@ func (l *Lab) Refresh() error {
 	return l.node.FlushConntrack()
 }
 
-// Supports returns an error, which is ErrUntried, if the node's kernel cannot translate
-// the addresses of a protocol. If the kernel tracks no connections yet, support is
-// assumed.
+// Supports returns an error, which is ErrUntried, if the node's kernel cannot translate the
+// addresses of a protocol. If the kernel tracks no connections yet, support is assumed.
 func (l *Lab) Supports(p proxy.Protocol) error {
 	if p != proxy.SCTP {
 		return nil
@@ -182,19 +181,18 @@ func (l *Lab) Supports(p proxy.Protocol) error {
 	})
 }
 
-// ErrUntried says that something cannot be tried on this machine. Unlike
-// errors.ErrUnsupported, no errno of the kernel matches it.
+// ErrUntried says that something cannot be tried on this machine. Unlike errors.ErrUnsupported, no
+// errno of the kernel matches it.
 var ErrUntried = errors.New("not tried")
 
-// Test is the part of testing.TB that Require needs. Programs that are not tests
-// implement it too.
+// Test is the part of testing.TB that Require needs. Programs that are not tests implement it too.
 type Test interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// Require fails the test if no lab can be created. It does not skip: a kernel test that
-// did not run has proven nothing.
+// Require fails the test if no lab can be created. It does not skip: a kernel test that did not run
+// has proven nothing.
 func Require(tb Test) {
 	tb.Helper()
 	if os.Geteuid() != 0 {

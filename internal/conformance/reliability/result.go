@@ -15,9 +15,8 @@ type Result struct {
 	Mode  string
 	Tried int // how often the fault was injected
 
-	// Requests is how many connections or datagrams were sent meanwhile. Failed were not
-	// answered; Misdirected were answered by an endpoint that was at no time a correct
-	// one.
+	// Requests is how many connections or datagrams were sent meanwhile. Failed were not answered;
+	// Misdirected were answered by an endpoint that was at no time a correct one.
 	Requests, Failed, Misdirected int
 
 	Repairs []time.Duration // from each fault until everything was correct again
@@ -25,8 +24,8 @@ type Result struct {
 
 	Kernel string // major and minor version, written by Record
 
-	// Kubernetes is the version of the API server. If it is set, the result is no fault
-	// but a theme of the packet table, run with objects of that API server.
+	// Kubernetes is the version of the API server. If it is set, the result is no fault but a theme
+	// of the packet table, run with objects of that API server.
 	Kubernetes string `json:",omitempty"`
 }
 

@@ -25,9 +25,9 @@ var sections = []struct {
 	{"ip -brief link show", strings.Clone},
 }
 
-// Of returns the dump of a host. It omits counters, and what any use of iptables creates
-// and no program can remove again: built-in chains without rules that accept everything,
-// and iptables tables without anything else.
+// Of returns the dump of a host. It omits counters, and what any use of iptables creates and no
+// program can remove again: built-in chains without rules that accept everything, and iptables
+// tables without anything else.
 func Of(h *lab.Host) (string, error) {
 	var text strings.Builder
 	err := h.Do(func() error {
@@ -64,8 +64,7 @@ func normalizeNft(list string) string {
 	return kept.String()
 }
 
-// normalizeSave removes empty built-in chains and empty tables from the output of
-// iptables-save.
+// normalizeSave removes empty built-in chains and empty tables from the output of iptables-save.
 func normalizeSave(saved string) string {
 	saved = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]`).ReplaceAllString(saved, "")
 	var kept strings.Builder

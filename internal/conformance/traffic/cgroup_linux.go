@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cgroups is a cgroup (v2) that the process is in while it simulates several hosts, with
-// a child cgroup for each of them. A socket belongs to the cgroup of the thread that
-// created it; single threads can move to the children.
+// Cgroups is a cgroup (v2) that the process is in while it simulates several hosts, with a child
+// cgroup for each of them. A socket belongs to the cgroup of the thread that created it; single
+// threads can move to the children.
 type Cgroups struct{ home, own, bpf string }
 
-// NewCgroups creates a cgroup below the process's own and moves the process there. A
-// process can have only one at a time.
+// NewCgroups creates a cgroup below the process's own and moves the process there. A process can
+// have only one at a time.
 func NewCgroups() (*Cgroups, error) {
 	home, err := ownCgroup()
 	if err != nil {
@@ -41,8 +41,8 @@ func (c *Cgroups) Add() (string, error) {
 	return dir, os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
 }
 
-// MountBPF mounts a BPF file system and returns its directory. Close removes it with
-// everything pinned there.
+// MountBPF mounts a BPF file system and returns its directory. Close removes it with everything
+// pinned there.
 func (c *Cgroups) MountBPF() (string, error) {
 	dir, err := os.MkdirTemp("", "sluice-bpf-")
 	if err != nil {
@@ -55,8 +55,8 @@ func (c *Cgroups) MountBPF() (string, error) {
 	return dir, nil
 }
 
-// Close moves the process back to its former cgroup and removes the others. No other
-// process may still be in them.
+// Close moves the process back to its former cgroup and removes the others. No other process may
+// still be in them.
 func (c *Cgroups) Close() error {
 	errs := []error{join(c.home, "cgroup.procs")}
 	if c.bpf != "" {
@@ -69,9 +69,9 @@ func (c *Cgroups) Close() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// join moves the calling thread to a cgroup, or the whole process if the file is
-// cgroup.procs. Writing 0 means the caller; unlike a thread ID, it does not make the
-// kernel stop all other threads.
+// join moves the calling thread to a cgroup, or the whole process if the file is cgroup.procs.
+// Writing 0 means the caller; unlike a thread ID, it does not make the kernel stop all other
+// threads.
 func join(dir, file string) error { return os.WriteFile(filepath.Join(dir, file), []byte("0"), 0) }
 
 // ownCgroup returns the directory of the calling thread's cgroup.

@@ -25,8 +25,8 @@ type Flow struct {
 	BeforeClose func(fd int)
 }
 
-// Socket is how the socket of a flow is made and used. The zero value is bound to the
-// source address and connected.
+// Socket is how the socket of a flow is made and used. The zero value is bound to the source
+// address and connected.
 type Socket struct {
 	Unbound     bool // the kernel chooses the source
 	Mapped      bool // IPv4 through an IPv6 socket, as in dual-stack programs
@@ -34,8 +34,8 @@ type Socket struct {
 	Multipath   bool // TCP: use MPTCP if the kernel has it
 }
 
-// TimeoutScale is the environment variable with the factor by which timeouts are
-// multiplied on a slow machine.
+// TimeoutScale is the environment variable with the factor by which timeouts are multiplied on a
+// slow machine.
 const TimeoutScale = "LAB_TIMEOUT_SCALE"
 
 // Scaled returns a timeout multiplied by TimeoutScale.

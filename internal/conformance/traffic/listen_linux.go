@@ -22,9 +22,8 @@ type Listener struct {
 	done chan struct{}
 }
 
-// Listen answers on an address of the namespace until the listener is closed. The
-// unspecified IPv4 address means all addresses; each answer contains the one that was
-// reached.
+// Listen answers on an address of the namespace until the listener is closed. The unspecified IPv4
+// address means all addresses; each answer contains the one that was reached.
 func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
 	switch {
 	case p == proxy.UDP:
@@ -50,8 +49,8 @@ func (n *Namespace) Sink(a netip.AddrPort) (*Listener, error) {
 
 func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Closer)) (*Listener, error) {
 	socket, err := n.open(network, a)
-	// EADDRINUSE may be temporary: a program that another goroutine is starting has a
-	// copy of every descriptor until exec, including those of closed listeners.
+	// EADDRINUSE may be temporary: a program that another goroutine is starting has a copy of every
+	// descriptor until exec, including those of closed listeners.
 	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(Scaled(2*time.Second)); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
@@ -104,8 +103,8 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 	})
 }
 
-// serveUntilClosed calls serve until the socket is closed. Any other error concerns one
-// client only.
+// serveUntilClosed calls serve until the socket is closed. Any other error concerns one client
+// only.
 func serveUntilClosed(serve func() error) {
 	for !errors.Is(serve(), net.ErrClosed) {
 	}
@@ -151,8 +150,8 @@ func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 	})
 }
 
-// serveSCTP answers INITs through a raw socket. Only the kernel that translates addresses
-// needs to know SCTP.
+// serveSCTP answers INITs through a raw socket. Only the kernel that translates addresses needs to
+// know SCTP.
 func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	buf := make([]byte, 1500)
 	serveUntilClosed(func() error {

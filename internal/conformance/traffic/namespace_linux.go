@@ -26,8 +26,8 @@ type Namespace struct {
 	Cgroup string // directory of its sockets' cgroup, see Cgroups; empty means that of the calling thread
 }
 
-// New creates a network namespace and leaves no thread in it. The kernel removes it when
-// it is closed and nothing in it runs or is open.
+// New creates a network namespace and leaves no thread in it. The kernel removes it when it is
+// closed and nothing in it runs or is open.
 func New(name string, p *Ports) (*Namespace, error) {
 	n := &Namespace{Name: name, Ports: p}
 	err := onLockedThread("", func() (err error) {
@@ -40,9 +40,8 @@ func New(name string, p *Ports) (*Namespace, error) {
 	return n, nil
 }
 
-// onLockedThread runs f on a thread that f may move to another network namespace. The
-// thread is in the cgroup, if one is given. Afterwards the thread returns to its former
-// namespace and cgroup.
+// onLockedThread runs f on a thread that f may move to another network namespace. The thread is in
+// the cgroup, if one is given. Afterwards the thread returns to its former namespace and cgroup.
 func onLockedThread(cgroup string, f func() error) error {
 	const threads = "cgroup.threads"
 	runtime.LockOSThread()
@@ -66,16 +65,16 @@ func onLockedThread(cgroup string, f func() error) error {
 		back = errors.Join(back, join(home, threads))
 	}
 	if back != nil {
-		// The thread stays locked, so it ends with its goroutine and no other goroutine
-		// runs in the wrong namespace or cgroup.
+		// The thread stays locked, so it ends with its goroutine and no other goroutine runs in the
+		// wrong namespace or cgroup.
 		return errors.Join(err, fmt.Errorf("return to own network namespace and cgroup: %w", back))
 	}
 	runtime.UnlockOSThread()
 	return err
 }
 
-// Do runs f on a thread in the namespace and its cgroup. Sockets that f opens and
-// processes that it starts stay there; goroutines that it starts do not.
+// Do runs f on a thread in the namespace and its cgroup. Sockets that f opens and processes that it
+// starts stay there; goroutines that it starts do not.
 func (n *Namespace) Do(f func() error) error {
 	return onLockedThread(n.Cgroup, func() error {
 		if err := netns.Set(n.Handle); err != nil {
@@ -105,17 +104,16 @@ func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, 
 	return c, err
 }
 
-// Ports allocates source ports round-robin, so that no connection meets the conntrack
-// entry of an earlier one.
+// Ports allocates source ports round-robin, so that no connection meets the conntrack entry of an
+// earlier one.
 type Ports struct{ last atomic.Uint32 }
 
 const firstPort, portCount = 32768, 32000
 
 func (p *Ports) next() uint16 { return uint16(firstPort + p.last.Add(1)%portCount) }
 
-// Restart starts again at the first port if half of them have been used, and reports
-// whether it did. The caller must then remove the conntrack entries of earlier
-// connections.
+// Restart starts again at the first port if half of them have been used, and reports whether it
+// did. The caller must then remove the conntrack entries of earlier connections.
 func (p *Ports) Restart() bool {
 	if p.last.Load() < portCount/2 {
 		return false
@@ -124,8 +122,8 @@ func (p *Ports) Restart() bool {
 	return true
 }
 
-// Ask opens one TCP connection, or sends one datagram from a new socket, and waits for
-// the answer. It runs in the namespace of its thread (see [Namespace.Do]).
+// Ask opens one TCP connection, or sends one datagram from a new socket, and waits for the answer.
+// It runs in the namespace of its thread (see [Namespace.Do]).
 func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, error) {
 	fd, err := Connect(p, to, timeout)
 	if err != nil {
@@ -148,8 +146,8 @@ func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, er
 	return parseAnswer(buf[:n])
 }
 
-// Connect returns a connected socket whose operations block no longer than timeout and
-// that leaves no state behind when it is closed. It runs in the namespace of its thread.
+// Connect returns a connected socket whose operations block no longer than timeout and that leaves
+// no state behind when it is closed. It runs in the namespace of its thread.
 func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, error) {
 	fd, err := newSocket(p, to.Addr(), 0, 0)
 	if err != nil {
@@ -160,8 +158,8 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 	)
-	// The Go runtime interrupts threads by signals. The kernel continues to connect
-	// meanwhile; another call waits for the result.
+	// The Go runtime interrupts threads by signals. The kernel continues to connect meanwhile;
+	// another call waits for the result.
 	for wait := err == nil; wait; wait = err == unix.EINTR {
 		if err = unix.Connect(fd, sockaddr(to)); err == unix.EISCONN {
 			err = nil
@@ -174,8 +172,8 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 	return fd, nil
 }
 
-// newSocket creates a socket. protocol selects among several stream protocols. Closing
-// the socket leaves no connection behind.
+// newSocket creates a socket. protocol selects among several stream protocols. Closing the socket
+// leaves no connection behind.
 func newSocket(p proxy.Protocol, to netip.Addr, flags, protocol int) (int, error) {
 	kind := unix.SOCK_STREAM
 	switch {

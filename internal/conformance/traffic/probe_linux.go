@@ -21,8 +21,8 @@ const (
 )
 
 // maxInFlight returns how many flows of one Probe run concurrently. It is low for SCTP
-// associations, so that none retransmits its INIT: conntrack records the answer to the
-// last INIT and drops what follows from the first.
+// associations, so that none retransmits its INIT: conntrack records the answer to the last INIT
+// and drops what follows from the first.
 func maxInFlight(p proxy.Protocol) int {
 	if p == proxy.SCTP && !isRaw(p) {
 		return 16
@@ -30,8 +30,8 @@ func maxInFlight(p proxy.Protocol) int {
 	return 128
 }
 
-// Probe tries flows from the namespace, many concurrently, and returns the result of
-// each. An error means that the namespace itself does not work.
+// Probe tries flows from the namespace, many concurrently, and returns the result of each. An error
+// means that the namespace itself does not work.
 func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 	seen := make([]Seen, len(flows))
 	var active []*attempt
@@ -124,8 +124,8 @@ func progress(active []*attempt) error {
 			_ = a.send() // read reports an error
 		case now.Before(a.deadline):
 		case !a.extended && a.connected():
-			// The connection is established, so this is not silence; how long the answer
-			// takes depends on the load of this machine.
+			// The connection is established, so this is not silence; how long the answer takes
+			// depends on the load of this machine.
 			a.extended, a.deadline = true, now.Add(Scaled(answerTimeout))
 		default:
 			a.end(Seen{Fate: Silent})
@@ -149,15 +149,15 @@ func (a *attempt) open(n *Namespace) error {
 	if err != nil && err != unix.EINPROGRESS {
 		a.fail(err)
 	} else if err := a.send(); err != nil && err != unix.EPERM {
-		// EPERM means that the host's own netfilter rules dropped the packet. They may
-		// also have sent an ICMP error, so the flow continues.
+		// EPERM means that the host's own netfilter rules dropped the packet. They may also have
+		// sent an ICMP error, so the flow continues.
 		a.fail(err)
 	}
 	return nil
 }
 
-// socket creates the flow's socket. IP_RECVERR queues errors with their origin, which
-// tells an ICMP rejection from a reset; MPTCP does not support it.
+// socket creates the flow's socket. IP_RECVERR queues errors with their origin, which tells an ICMP
+// rejection from a reset; MPTCP does not support it.
 func (a *attempt) socket() (err error) {
 	if a.Multipath && hasMPTCP() {
 		a.fd, err = newSocket(a.Protocol, a.to.Addr(), unix.SOCK_NONBLOCK, unix.IPPROTO_MPTCP)
@@ -176,8 +176,8 @@ func (a *attempt) socket() (err error) {
 	return nil
 }
 
-// bind binds the socket to the source and a fresh port. A raw socket ignores the port and
-// needs a filter.
+// bind binds the socket to the source and a fresh port. A raw socket ignores the port and needs a
+// filter.
 func (a *attempt) bind(n *Namespace) error {
 	src := a.Src
 	if a.Unbound {
@@ -252,8 +252,7 @@ func (a *attempt) answered(text []byte) {
 	}
 }
 
-// checkPeer returns an error if getpeername returns another address than the program
-// connected to.
+// checkPeer returns an error if getpeername returns another address than the program connected to.
 func (a *attempt) checkPeer() error {
 	if a.Protocol == proxy.SCTP || a.Unconnected {
 		return nil
@@ -286,9 +285,8 @@ func (a *attempt) sctpAnswer(b []byte) {
 	}
 }
 
-// readError reads the error queue. Each entry has a struct sock_extended_err, which
-// starts with the errno. A refusal in the queue is an ICMP message; a reset is not
-// queued.
+// readError reads the error queue. Each entry has a struct sock_extended_err, which starts with the
+// errno. A refusal in the queue is an ICMP message; a reset is not queued.
 func (a *attempt) readError() {
 	payload, oob := make([]byte, 128), make([]byte, 256)
 	for !a.ended && (a.raw || a.Protocol != proxy.SCTP) { // kernel SCTP has no error queue
@@ -296,8 +294,8 @@ func (a *attempt) readError() {
 		if err != nil {
 			return
 		}
-		// The payload is the packet that caused the error; a raw socket also gets those
-		// of other sockets.
+		// The payload is the packet that caused the error; a raw socket also gets those of other
+		// sockets.
 		if a.raw && (n < 2 || binary.BigEndian.Uint16(payload) != a.port) {
 			continue
 		}

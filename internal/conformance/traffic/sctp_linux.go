@@ -15,12 +15,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// isRaw reports whether a protocol uses raw sockets, because the kernel has no sockets
-// for it.
+// isRaw reports whether a protocol uses raw sockets, because the kernel has no sockets for it.
 func isRaw(p proxy.Protocol) bool { return p == proxy.SCTP && !hasSCTP() }
 
-// hasSCTP and hasMPTCP ask the kernel once, because each attempt makes it search for a
-// module.
+// hasSCTP and hasMPTCP ask the kernel once, because each attempt makes it search for a module.
 var (
 	hasSCTP  = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_SCTP) })
 	hasMPTCP = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_MPTCP) })
@@ -31,8 +29,8 @@ func hasStream(protocol int) bool {
 	return err == nil && unix.Close(fd) == nil
 }
 
-// listenSCTP returns a listener of kernel SCTP. The net package treats it as TCP, since
-// both accept connections.
+// listenSCTP returns a listener of kernel SCTP. The net package treats it as TCP, since both accept
+// connections.
 func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	fd, err := newSocket(proxy.SCTP, a.Addr(), 0, 0)
 	if err != nil {
@@ -40,8 +38,8 @@ func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	}
 	f := os.NewFile(uintptr(fd), "SCTP")
 	defer func() { _ = f.Close() }()
-	// Connections close gracefully, after delivering everything. The kernel aborts
-	// connections that do not fit into the accept queue, so it is long.
+	// Connections close gracefully, after delivering everything. The kernel aborts connections that
+	// do not fit into the accept queue, so it is long.
 	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	if err = errors.Join(err, unix.Bind(fd, sockaddr(a)), unix.Listen(fd, 4096)); err != nil {
 		return nil, err
@@ -49,14 +47,14 @@ func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// aborted reports whether the peer refused an SCTP association. After an ICMP error the
-// kernel keeps trying.
+// aborted reports whether the peer refused an SCTP association. After an ICMP error the kernel
+// keeps trying.
 func (a *attempt) aborted() bool {
 	return a.Protocol == proxy.SCTP && !a.raw && unix.Connect(a.fd, sockaddr(a.Dst)) != unix.EALREADY
 }
 
-// The chunks that open an SCTP association, and the parameter of the INIT ACK that may
-// carry arbitrary bytes.
+// The chunks that open an SCTP association, and the parameter of the INIT ACK that may carry
+// arbitrary bytes.
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
@@ -77,8 +75,8 @@ type sctpPacket struct {
 	TSN                    uint32
 }
 
-// marshal returns the packet with a correct checksum, which conntrack verifies, and with
-// text as state cookie; an INIT has none.
+// marshal returns the packet with a correct checksum, which conntrack verifies, and with text as
+// state cookie; an INIT has none.
 func (p sctpPacket) marshal(text []byte) []byte {
 	p.Checksum, p.Length, p.Window, p.Streams, p.TSN = 0, sctpChunk, 1<<16, [2]uint16{1, 1}, p.Tag
 	var cookie []byte
@@ -103,9 +101,9 @@ func parseSCTP(b []byte) (p sctpPacket, text []byte, ok bool) {
 	return p, text, err == nil && bytes.Equal(b, p.marshal(text))
 }
 
-// filterPort restricts a raw socket to packets to one port. Otherwise it would receive
-// every SCTP packet to its address, and lose some. An IPv4 raw socket sees the IP header,
-// which has no options here.
+// filterPort restricts a raw socket to packets to one port. Otherwise it would receive every SCTP
+// packet to its address, and lose some. An IPv4 raw socket sees the IP header, which has no options
+// here.
 func filterPort(fd int, port uint16, is6 bool) error {
 	offset := uint32(20 + 2)
 	if is6 {
