@@ -20,7 +20,7 @@ func TestChurn(t *testing.T) {
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
 			churn.Run(t, churn.Settings{
-				Mode: mode, Program: bed.Daemon(), Objects: "a real API server", Cgroups: bed.Cgroups,
+				Mode: mode, Program: bed.Sluice(), Objects: "a real API server", Cgroups: bed.Cgroups,
 				Open: func(node *lab.Host) (churn.Source, error) { return openAPI(t, node) },
 			})
 		})
