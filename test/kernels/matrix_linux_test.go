@@ -43,7 +43,7 @@ func TestProblems(t *testing.T) {
 		want string
 	}{
 		"all passed":                    {cell{Kernel: "6.1", Passed: 1}, ""},
-		"no tests":                {cell{Kernel: "6.1"}, "no tests ran"},
+		"no tests":                      {cell{Kernel: "6.1"}, "no tests ran"},
 		"a failure":                     {cell{Kernel: "6.1", Passed: 1, Failed: []string{"TestA"}}, "1 tests failed"},
 		"a guest that died":             {cell{Kernel: "6.1", Passed: 1, Error: "panic"}, "panic"},
 		"skipped, Debian's kernel":      {cell{Kernel: "6.1", Skipped: skipped("the kernel has no IPVS")}, "skipped, although"},
