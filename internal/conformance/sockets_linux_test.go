@@ -2,7 +2,7 @@ package conformance
 
 import "testing"
 
-// TestTranslatedAtTheSocket counts the flows of unbound sockets that were.
+// TestTranslatedAtTheSocket checks the required share of flows translated at the socket.
 func TestTranslatedAtTheSocket(t *testing.T) {
 	for _, tc := range []struct {
 		translates        float64
