@@ -402,7 +402,8 @@ func (s *site) logged(d *process) int {
 	return len(d.log())
 }
 
-// repaired waits until the kernel equals a fresh rendering, and returns how long that took.
+// repaired waits until the kernel equals a fresh rendering, and returns how long that took since the
+// end of the change or, if it was faster, since its beginning.
 func (s *site) repaired(mode string, d *process, logged int, began, ended time.Time, want bool) (took []time.Duration) {
 	s.t.Helper()
 	if want {
