@@ -1,4 +1,4 @@
-# Sluice: the verbs. `make demo` and `make test` need nothing but Go, make and apt.
+# The targets of Sluice. `make demo` and `make test` need only Go, make and apt.
 SHELL   := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 MODE    ?= nftables
@@ -11,26 +11,26 @@ LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/ap
 .PHONY: build build-windows krew image demo check test fuzz soak test-arm64 reliability test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
-build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
+build: ## build the static bin/sluice and bin/kubectl-sluice, and the manual page, bin/sluice.1
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
 	bin/sluice man >bin/sluice.1
 
-build-windows: ## write sluice.exe for Windows nodes: bin/windows-amd64, bin/windows-arm64
+build-windows: ## build sluice.exe for Windows nodes: bin/windows-amd64, bin/windows-arm64
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch \
 		go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/windows-$$arch/sluice.exe ./cmd/sluice || exit 1; done
 
-# RELEASES is the URL below which the archives will be, by version.
-krew: ## kubectl sluice for all systems, and its Krew manifest, in dist; VERSION=v1.2.3 RELEASES=URL
+# RELEASES is the base URL of the published archives, which are in a directory per version.
+krew: ## build kubectl sluice for all systems, and its Krew manifest, in dist; VERSION=v1.2.3 RELEASES=URL
 	VERSION='$(VERSION)' RELEASES='$(RELEASES)' deploy/krew/build.sh dist
 
-# PACKAGES is a folder of Debian packages from an earlier build, to get the same image; without it they are downloaded.
-image: ## the images for amd64 and arm64, with SBOM, provenance and checksums, in dist; PUSH=registry.example/sluice SOURCE=URL PACKAGES=dist/packages
+# PACKAGES is a directory of Debian packages from an earlier build, to reproduce its image; by default they are downloaded.
+image: ## build the images for amd64 and arm64, with SBOM, provenance and checksums, in dist; PUSH=registry.example/sluice SOURCE=URL PACKAGES=dist/packages
 	$(if $(PACKAGES),,rm -rf dist/packages)
 	cd deploy/image && go run . --version '$(VERSION)' --commit '$(COMMIT)' --date '$(DATE)' --ldflags '$(LDFLAGS)' --source '$(SOURCE)' \
 		--root '$(CURDIR)' --output '$(CURDIR)/dist' $(if $(PACKAGES),--packages '$(abspath $(PACKAGES))') $(if $(PUSH),--push '$(PUSH)')
 
-demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it; MODE=ipvs in a virtual machine
+demo: build ## show Services with real packets, without a cluster; ONCE=1 runs one round and checks it; MODE=ipvs in a virtual machine
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo
 	$(if $(filter ipvs,$(MODE)),go run ./test/vm --add bin/demo --add bin/sluice --add examples --) \
 		bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE)$(filter ipvs,$(MODE)),--once)
@@ -50,24 +50,24 @@ test: deps lint build check-bpf ## everything
 	go run ./test/kernels --kernels 6.1 --share 10
 	FUZZTOTAL=30 test/fuzz.sh
 
-fuzz: ## every fuzz target, FUZZTIME each (10s)
+fuzz: ## run every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
 
 soak: SEED := $(shell date +%s)
-soak: ## what needs hours: thousands of random steps of the daemon and 1,000 kills in each mode; 50 times every change under traffic and flushes while it writes; every fuzz target, 10 minutes each
+soak: ## run tests for hours: thousands of random steps and 1,000 kills of the daemon in each mode; every change under traffic, and flushes during writes, 50 times; every fuzz target for 10 minutes
 	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
 	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^Test(TrafficUnderChange|FlushDuringWrites)$$' ./test/daemon
 	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -rapid.seed $(SEED) -churn $(or $(CHURN),250)
 	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh
 
-# An emulator knows no netlink of nf_tables and IPVS. It runs what decides, and what reads and writes the kernel's messages; one
-# test of the differ tries so much at random that it would take minutes there.
+# The emulator supports no netlink of nf_tables and IPVS. It runs the tests of decisions and of encoding and decoding kernel
+# messages, except one randomised test of the differ that would take minutes.
 ARM64 := apiobject balance cli config dataplane/differ engine explain metrics proxy resolve runner source/... statusapi zpages
-test-arm64: deps ## the tests that an emulator of arm64 can run
+test-arm64: deps ## run the tests that an emulator of arm64 supports
 	GOARCH=arm64 CGO_ENABLED=0 go test -short -skip '^Test(AnythingMayFail|ExplainOnKernel)$$' -exec qemu-aarch64-static $(addprefix ./internal/,$(ARM64))
 	GOARCH=arm64 CGO_ENABLED=0 go test -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
 
-reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes, for hours; written to docs/reliability.md
+reliability: deps ## inject faults into the daemon in every mode, and run the packet table with two versions of Kubernetes, for hours; written to docs/reliability.md
 	@rm -rf .cache/reliability .cache/vm/logs/*-daemon* && mkdir -p .cache/reliability
 	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
 	go test -timeout 30m -v -count 1 ./internal/conntrack -million >.cache/reliability/conntrack
@@ -77,14 +77,14 @@ reliability: deps ## what goes wrong in clusters, done to the daemon in every mo
 	go run ./test/kernels --kernels 5.10,6.1,6.12,7.2 --suites 'daemon ipvs,daemon faults,daemon faults ipvs,daemon changes ipvs,daemon changes'
 	go run ./test/reliability --commit '$(VERSION)' .cache/reliability/* .cache/vm/logs/*-daemon*
 
-# Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
-test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
+# Takes hours; SUITES and KERNELS, separated by commas, select a part. The matrix keeps earlier results of the others.
+test-kernels: ## run everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
 	cd test/cluster && go test -run '^TestInGuest$$' -v -guest-tests TestTakeoverFromIPVS
 	cd test/cluster && go test -timeout 30m -run '^TestInGuest$$' -v -guest-modes nftables,iptables,ipvs,userspace
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
-# Most tests are for Linux, so vet and staticcheck go without them on what is built for Windows, and some code is used on Linux only.
-lint: ## formatting, the import table, vet, staticcheck, errcheck, known vulnerabilities; vet and staticcheck of what is built for Windows; that it builds for other systems
+# For Windows, vet and staticcheck leave out tests, most of which are for Linux, and unused code, some of which is used on Linux only.
+lint: ## check formatting, the import table, vet, staticcheck, errcheck and known vulnerabilities; vet and staticcheck for Windows; builds for other systems
 	@bad=$$($(TOOL) gofumpt -l cmd deploy internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
 	go test ./internal/archtest
 	go vet ./... && for m in $(MODULES); do (cd $$m && go vet ./...) || exit 1; done
@@ -99,40 +99,40 @@ lint: ## formatting, the import table, vet, staticcheck, errcheck, known vulnera
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
 	test/vulncheck.sh
 
-vulncheck: ## known vulnerabilities in what the programs call; its database is on the internet, or where GOVULNDB says
+vulncheck: ## check for known vulnerabilities in called functions; the database is on the internet, or at GOVULNDB
 	test/vulncheck.sh
 
-size: ## lines of Go outside tests, conformance and fakes, by package, and their limits
+size: ## count lines of Go outside tests, conformance and fakes, by package, with their limits
 	@test/size.sh
 
-bench: ## the figures the design promises, as one table; also written to docs/benchmarks/core.md
+bench: ## measure the figures that the design promises, as one table; also written to docs/benchmarks/core.md
 	go run ./test/bench --output docs/benchmarks/core.md
 
-bench-relay: build ## mode userspace beside HAProxy and nginx; written to docs/benchmarks/relay.md
+bench-relay: build ## compare mode userspace with HAProxy and nginx; written to docs/benchmarks/relay.md
 	go run ./test/relay --output docs/benchmarks/relay.md
 
-bench-peers: deps ## Sluice and kube-proxy side by side, forty minutes; written to docs/benchmarks/peers.*
+bench-peers: deps ## compare Sluice with kube-proxy, forty minutes; written to docs/benchmarks/peers.*
 	cd test/cluster && go run ./peers --fresh --readme ../../README.md
 
-bench-ipvs: ## mode ipvs of Sluice and of kube-proxy side by side, in a virtual machine; written to docs/benchmarks/ipvs.md
+bench-ipvs: ## compare mode ipvs of Sluice and of kube-proxy in a virtual machine; written to docs/benchmarks/ipvs.md
 	cd test/cluster && go run ./ipvs
 
-bench-ebpf: deps ## mode ebpf beside mode nftables, kube-proxy and direct connections; written to docs/benchmarks/ebpf.md
+bench-ebpf: deps ## compare mode ebpf with mode nftables, kube-proxy and direct connections; written to docs/benchmarks/ebpf.md
 	cd test/cluster && go run ./sockets --output ../../docs/benchmarks/ebpf.md
 
 BPF := internal/dataplane/ebpf/bpf
-generate: bpf ## what is generated from the code: the packet table's themes in README.md, the programs of mode ebpf
+generate: bpf ## generate the table of themes in README.md and the programs of mode ebpf
 	go run ./test/matrix README.md
 
-# Line numbers of the source are in the object, the folder that it was built in is not.
+# The object contains line numbers of the source, but not the build directory.
 compile-bpf = cd $(BPF) && clang -O2 -g -fdebug-compilation-dir=. -target bpf -mcpu=v3 -Wall -Werror -idirafter /usr/include/$$(uname -m)-linux-gnu -c sockets.c -o $(1) && llvm-strip -g $(1)
-bpf: deps ## the programs of mode ebpf, from C; the object is committed, so that nobody else needs a compiler
+bpf: deps ## compile the programs of mode ebpf from C; the object is committed, so that other targets need no compiler
 	$(call compile-bpf,sockets.o)
 
-check-bpf: deps ## that the committed object is that of the source
+check-bpf: deps ## check that the committed object matches its source
 	@mkdir -p .cache && $(call compile-bpf,$(CURDIR)/.cache/sockets.o) && cmp sockets.o $(CURDIR)/.cache/sockets.o
 
-deps: ## what the tests need beside Go: to list what we write, to write what kube-proxy leaves, to look at the page, to run arm64 and Windows
+deps: ## install what tests need besides Go: to list our rules, to write what kube-proxy leaves, a browser, emulators for arm64 and Windows
 	@for p in nft iptables-nft iptables-legacy ipset ip chromium clang llvm-strip qemu-aarch64-static /usr/include/bpf/bpf_helpers.h \
 		/usr/lib/wine/wine64 x86_64-w64-mingw32-gcc hivexml; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
 	[ -z "$$missing" ] || { apt-get update -q && DEBIAN_FRONTEND=noninteractive \

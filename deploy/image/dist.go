@@ -17,12 +17,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// fileName is what files about an image are called.
+// fileName returns the base name of the files about an image.
 func (i *image) fileName() string {
 	return fmt.Sprintf("sluice-%s-%s-%s", i.tag, i.program.os, i.program.arch)
 }
 
-// write writes everything to the output folder.
+// write writes everything to the output directory.
 func (b *images) write() error {
 	if err := os.MkdirAll(b.output, 0o755); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (b *images) write() error {
 	return b.writeSums(append(files, statement, "release-notes.md"))
 }
 
-// writeLayout writes the OCI image layout, which has all tags.
+// writeLayout writes the OCI image layout with all tags.
 func (b *images) writeLayout(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (b *images) writeFile(name string, text []byte) error {
 	return os.WriteFile(filepath.Join(b.output, name), text, 0o644)
 }
 
-// writeSums writes what "sha256sum --check" reads.
+// writeSums writes the input of "sha256sum --check".
 func (b *images) writeSums(files []string) error {
 	slices.Sort(files)
 	var all strings.Builder
@@ -105,7 +105,7 @@ func (b *images) writeSums(files []string) error {
 	return b.writeFile("SHA256SUMS", []byte(all.String()))
 }
 
-// digests returns what each tag is pinned by.
+// digests returns the digest of each tag.
 func (b *images) digests() (map[string]v1.Hash, error) {
 	out := map[string]v1.Hash{}
 	for _, tag := range b.tags() {

@@ -1,13 +1,11 @@
-// Command image builds the container images of Sluice without a container
-// engine, for amd64 and arm64, and what goes beside them: an SBOM of each, one
-// statement of provenance, checksums and release notes.
+// Command image builds the container images of Sluice without a container engine, for amd64 and
+// arm64, together with an SBOM for each, a provenance statement, checksums and release notes.
 //
-// There are three tags. VERSION has the static binary and nothing else, which is
-// all that modes nftables, ipvs, ebpf and userspace need. VERSION-iptables has the
-// programs of iptables, both variants, and nft beside it, from packages of Debian.
-// VERSION-windows is for host-process containers of Windows nodes, amd64.
+// There are three tags. VERSION contains only the static binary, which is all that modes nftables,
+// ipvs, ebpf and userspace need. VERSION-iptables adds the programs of iptables, both variants, and
+// nft, from Debian packages. VERSION-windows is for host-process containers on Windows nodes,
+// amd64.
 //
-// The same sources, packages and Go make the same bytes, wherever and whenever
-// they are built. It is a module of its own, so that what it needs never enters
-// the daemon's graph.
+// Builds are reproducible: the same sources, packages and Go version produce the same bytes. It is
+// a separate module, so that its dependencies never enter the daemon's module graph.
 package main

@@ -11,16 +11,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// image is the image of one tag and architecture, and what is in it.
+// image is the image of one tag and architecture, and its contents.
 type image struct {
 	v1.Image
 	tag     string
 	program *program
-	debian  *debian // of the second tag only
+	debian  *debian // nil except for the tag -iptables
 	sbom    []byte
 }
 
-// platform is what the index says of it.
+// platform returns the platform entry of the index.
 func (i *image) platform() *v1.Platform {
 	p := &v1.Platform{OS: i.program.os, Architecture: i.program.arch}
 	if p.Architecture == "arm64" {
@@ -29,18 +29,18 @@ func (i *image) platform() *v1.Platform {
 	return p
 }
 
-// images is all that was built.
+// images is everything that was built.
 type images struct {
 	*release
 	all []*image
 }
 
-// tags returns the names of the images: two for Linux, the last for Windows.
+// tags returns the tags: two for Linux, the last for Windows.
 func (r *release) tags() []string {
 	return []string{r.version, r.version + "-iptables", r.version + "-windows"}
 }
 
-// windowsArch is the one that Kubernetes has Windows nodes of.
+// windowsArch is the only architecture that Kubernetes supports on Windows nodes.
 const windowsArch = "amd64"
 
 // build builds all images and their SBOMs.
@@ -70,7 +70,7 @@ func (r *release) build(ctx context.Context) (*images, error) {
 	return out, nil
 }
 
-// annotations are the same on the index, on the manifests and, as labels, in the
+// annotations returns the annotations of index and manifests, which are also the labels of the
 // configuration.
 func (r *release) annotations(tag string) map[string]string {
 	const key = "org.opencontainers.image."
@@ -88,8 +88,7 @@ func (r *release) annotations(tag string) map[string]string {
 	return all
 }
 
-// trees returns the layers of an image, those first that change least, and what
-// each of them is.
+// trees returns the layers of an image, those that change least first, with a description of each.
 func (r *release) trees(img *image) ([]tree, []string, error) {
 	if img.program.os == "windows" {
 		base, daemon, err := r.windowsTrees(img.program)
@@ -103,7 +102,7 @@ func (r *release) trees(img *image) ([]tree, []string, error) {
 	return []tree{programs, daemon}, []string{"programs of Debian", "the daemon"}, err
 }
 
-// assemble makes the image of its layers.
+// assemble builds the image from its layers.
 func (r *release) assemble(img *image) error {
 	trees, comments, err := r.trees(img)
 	if err != nil {
@@ -128,8 +127,8 @@ func (r *release) assemble(img *image) error {
 	return err
 }
 
-// entrypoint is the program in the image. Windows finds it in the folder where a
-// host-process container has its image.
+// entrypoint returns the path of the program in the image. Windows resolves it relative to the
+// mount point of the host-process container's image.
 func (i *image) entrypoint() string {
 	if i.program.os == "windows" {
 		return "sluice.exe"
@@ -137,7 +136,7 @@ func (i *image) entrypoint() string {
 	return "/usr/local/bin/sluice"
 }
 
-// configure says how the image is started.
+// configure sets how the image is started.
 func (r *release) configure(base v1.Image, img *image) (v1.Image, error) {
 	config, err := base.ConfigFile()
 	if err != nil {
@@ -151,12 +150,12 @@ func (r *release) configure(base v1.Image, img *image) (v1.Image, error) {
 	if p.OS == "linux" {
 		config.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 		config.Config.WorkingDir = "/"
-		config.Config.User = "0" // rules and sockets are root's; capabilities are bounded by the manifests
+		config.Config.User = "0" // rules and sockets require root; the manifests limit the capabilities
 	}
 	return mutate.ConfigFile(base, config)
 }
 
-// index has the images of a tag, by architecture.
+// index returns the index of a tag, with an image for each architecture.
 func (b *images) index(tag string) v1.ImageIndex {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, img := range b.all {

@@ -313,7 +313,7 @@ func TestTreeRefusals(t *testing.T) {
 		t.Error(err)
 	}
 	twice := entry{kind: tar.TypeReg, text: []byte("x")}
-	if err := errors.Join(alone.add("etc/x", twice), alone.add("etc/x", twice)); err == nil || !strings.Contains(err.Error(), "/etc/x is there twice") {
+	if err := errors.Join(alone.add("etc/x", twice), alone.add("etc/x", twice)); err == nil || !strings.Contains(err.Error(), "add /etc/x: another package") {
 		t.Errorf("twice the same file: %v", err)
 	}
 }

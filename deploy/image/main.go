@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// release is what is to be built.
+// release describes what to build.
 type release struct {
 	version string
 	commit  string
-	date    time.Time // of the commit; everything is as old as that
-	source  string    // the repository's URL, if it has one
+	date    time.Time // of the commit; the modification time of all files
+	source  string    // URL of the repository; may be empty
 	ldflags string    // of the daemon's build
 
-	root     string // the repository's folder
+	root     string // directory of the repository
 	output   string
-	packages string   // a folder of Debian packages, by architecture
-	arches   []string // as Go calls them
+	packages string   // directory of Debian packages, by architecture
+	arches   []string // as in GOARCH
 }
 
 func main() {
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// run builds what the arguments say.
+// run builds what the arguments request.
 func run(ctx context.Context, args []string) error {
 	r := &release{}
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
@@ -85,7 +85,7 @@ var (
 	hashed = regexp.MustCompile(`^[0-9a-f]{40}$`)
 )
 
-// check refuses what would make a release that nobody can trace.
+// check rejects settings that would produce an untraceable release.
 func (r *release) check(date string) (err error) {
 	if !tagged.MatchString(r.version) {
 		return fmt.Errorf("--version %q: want what can be a tag, like v1.2.3", r.version)

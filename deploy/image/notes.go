@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// final matches versions that are releases, not what is on the way to one.
+// final matches the versions of releases, not pre-releases.
 var final = regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
 
-// notes returns the release notes: the section of CHANGELOG.md about this version,
-// or, on the way to one, what is unreleased, and the digests of the images.
+// notes returns the release notes: the section of CHANGELOG.md about this version or, before a
+// release, the unreleased changes, and the digests of the images.
 func (b *images) notes() ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(b.root, "CHANGELOG.md"))
 	if err != nil {
@@ -40,7 +40,7 @@ func (b *images) notes() ([]byte, error) {
 	return []byte(out.String()), nil
 }
 
-// cutSection returns what is between a heading that begins so and the next one.
+// cutSection returns the text between a heading with this prefix and the next heading.
 func cutSection(text, heading string) string {
 	_, after, found := strings.Cut("\n"+text, "\n"+heading)
 	if !found {

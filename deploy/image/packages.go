@@ -15,11 +15,11 @@ import (
 	"strings"
 )
 
-// programs are the packages of the second tag; what they depend on comes along.
-// kmod loads the modules that the legacy variant needs, nft is for people.
+// programs are the packages of the tag -iptables, which also contains their dependencies. kmod
+// loads the modules that the legacy variant needs; nft is for administrators.
 var programs = []string{"iptables", "kmod", "nftables"}
 
-// debian is packages for one architecture, and where they are from.
+// debian is the packages for one architecture and their release.
 type debian struct {
 	osRelease []byte
 	packages  []debPackage
@@ -29,10 +29,10 @@ type debian struct {
 type debPackage struct {
 	path    string
 	sha256  string
-	control []byte // as dpkg knows it
+	control []byte // in dpkg's format
 }
 
-// field returns one line of the control file, or nothing.
+// field returns a field of the control file, or "".
 func (p *debPackage) field(name string) string {
 	for line := range strings.Lines(string(p.control)) {
 		if value, ok := strings.CutPrefix(line, name+": "); ok {
@@ -42,8 +42,7 @@ func (p *debPackage) field(name string) string {
 	return ""
 }
 
-// debianPackages reads the packages of an architecture, which it downloads first
-// if there are none.
+// debianPackages reads the packages of an architecture, after downloading them if there are none.
 func (r *release) debianPackages(ctx context.Context, arch string) (*debian, error) {
 	dir := filepath.Join(r.packages, arch)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -75,14 +74,14 @@ func (r *release) debianPackages(ctx context.Context, arch string) (*debian, err
 		}
 		d.packages = append(d.packages, p)
 	}
-	// Not by file: a mirror may spell the names of files in another way.
+	// Not by file name, because mirrors may encode file names differently.
 	slices.SortFunc(d.packages, func(a, b debPackage) int { return strings.Compare(a.field("Package"), b.field("Package")) })
 	return d, nil
 }
 
-// download asks apt for the programs and all they depend on, as if nothing were
-// installed. It uses this system's sources and keys, and nothing else of it, so
-// that another architecture is nothing special and nothing of the system changes.
+// download downloads the programs and all their dependencies with apt, as if nothing were
+// installed. It uses only the sources and keys of this system, so that other architectures need no
+// special treatment and the system is not changed.
 func download(ctx context.Context, dir, arch string) error {
 	work, err := os.MkdirTemp("", "sluice-packages-")
 	if err != nil {
@@ -124,8 +123,8 @@ func download(ctx context.Context, dir, arch string) error {
 	return keep(archives, dir, osRelease)
 }
 
-// prefer lets apt take packages of one release of Debian and its updates, and
-// nothing from backports, another release or others whom this system trusts.
+// prefer restricts apt to one Debian release and its updates: nothing from backports, other
+// releases or third-party sources of this system.
 func prefer(osRelease []byte) string {
 	codename := (&debian{osRelease: osRelease}).released("VERSION_CODENAME")
 	var out strings.Builder
@@ -135,7 +134,7 @@ func prefer(osRelease []byte) string {
 	return out.String() + "Package: *\nPin: release o=*\nPin-Priority: -1\n"
 }
 
-// keep moves what was downloaded to where it is looked for, all at once.
+// keep moves the downloaded packages into place atomically.
 func keep(archives, dir string, osRelease []byte) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -167,7 +166,7 @@ func keep(archives, dir string, osRelease []byte) error {
 	return os.Rename(part, dir)
 }
 
-// output runs a program; what it complained about is in the error.
+// output runs a program and returns its output; the error contains its standard error.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint

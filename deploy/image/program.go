@@ -9,16 +9,16 @@ import (
 	"path/filepath"
 )
 
-// program is the daemon for one system and architecture.
+// program is the daemon for one operating system and architecture.
 type program struct {
 	os   string
 	arch string
 	text []byte
-	info *buildinfo.BuildInfo // what it says itself of its modules
+	info *buildinfo.BuildInfo // the modules recorded in the binary
 }
 
-// buildProgram builds the daemon, static. What a builder's environment could
-// change about it is set here.
+// buildProgram builds the static daemon. It sets everything that the environment could change about
+// the binary.
 func (r *release) buildProgram(ctx context.Context, system, arch string) (*program, error) {
 	dir, err := os.MkdirTemp("", "sluice-binary-")
 	if err != nil {
@@ -42,7 +42,7 @@ func (r *release) buildProgram(ctx context.Context, system, arch string) (*progr
 	return b, nil
 }
 
-// buildEnvironment returns what decides about the binary beside its sources.
+// buildEnvironment returns the environment variables that determine the binary.
 func buildEnvironment(system, arch string) []string {
 	return []string{
 		"CGO_ENABLED=0", "GOOS=" + system, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",

@@ -20,7 +20,7 @@ type statement struct {
 	} `json:"predicate"`
 }
 
-// resource names something by its digest.
+// resource identifies something by its digest.
 type resource struct {
 	Name   string            `json:"name,omitempty"`
 	URI    string            `json:"uri,omitempty"`
@@ -34,8 +34,7 @@ type buildDefinition struct {
 	ResolvedDependencies []resource     `json:"resolvedDependencies"`
 }
 
-// runDetails has no times and no ID of a run, so that who builds it again gets
-// the same statement.
+// runDetails has neither times nor an ID of the run, so that a rebuild produces the same statement.
 type runDetails struct {
 	Builder struct {
 		ID string `json:"id"`
@@ -43,8 +42,8 @@ type runDetails struct {
 	Byproducts []resource `json:"byproducts"`
 }
 
-// provenance tells of all images what they were made of. It is not signed: that
-// is for whoever publishes them.
+// provenance returns the statement of what all images were built from. It is not signed; that is up
+// to whoever publishes the images.
 func (b *images) provenance() ([]byte, error) {
 	s := &statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	for _, tag := range b.tags() {
@@ -79,8 +78,8 @@ func (b *images) provenance() ([]byte, error) {
 	return encode(s)
 }
 
-// dependencies returns what went into the images: the commit, Go, the modules by
-// the file that has their sums, and the packages of Debian.
+// dependencies returns the inputs of the images: the commit, Go, the modules by their go.sum, and
+// the Debian packages.
 func (b *images) dependencies() ([]resource, error) {
 	sums, err := os.ReadFile(filepath.Join(b.root, "go.sum"))
 	if err != nil {
@@ -97,7 +96,7 @@ func (b *images) dependencies() ([]resource, error) {
 		}
 		for _, p := range img.debian.packages {
 			r := resource{URI: img.debian.purl(&p), Digest: map[string]string{"sha256": p.sha256}}
-			if !slices.ContainsFunc(out, func(o resource) bool { return o.URI == r.URI }) { // "all" is for every architecture
+			if !slices.ContainsFunc(out, func(o resource) bool { return o.URI == r.URI }) { // packages of architecture "all" occur for each
 				out = append(out, r)
 			}
 		}

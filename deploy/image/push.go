@@ -46,8 +46,8 @@ func (b *images) push(ctx context.Context, repository string) error {
 	return nil
 }
 
-// unused refuses a tag that names another image already: nodes that pulled it
-// would go on with that one, and others would not.
+// unused returns an error if a tag already names another image: nodes that have pulled it would
+// keep using that one, and others would not.
 func (b *images) unused(tag name.Tag, options []remote.Option) error {
 	digest, err := b.index(tag.TagStr()).Digest()
 	if err != nil {

@@ -14,8 +14,8 @@ const (
 	intotoType types.MediaType = "application/vnd.in-toto+json"
 )
 
-// referrers returns the documents as registries keep them, each pointing at what
-// it tells of: an SBOM at its image, the provenance at the index of each tag.
+// referrers returns the documents in the form of a registry, each referring to its subject: an SBOM
+// to its image, the provenance to the index of each tag.
 func (b *images) referrers() ([]v1.Image, error) {
 	var out []v1.Image
 	add := func(kind types.MediaType, text []byte, about partial.Describable) error {
@@ -28,7 +28,7 @@ func (b *images) referrers() ([]v1.Image, error) {
 		if err != nil {
 			return err
 		}
-		// Only what identifies it: a descriptor of an index would also tell platforms.
+		// Only the identifying fields: the descriptor of an index would also contain platforms.
 		s := v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest, Size: subject.Size}
 		out = append(out, mutate.Subject(img, s).(v1.Image))
 		return nil

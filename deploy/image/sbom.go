@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// spdx is an SPDX 2.3 document, as far as we tell.
+// spdx is an SPDX 2.3 document, with the fields that we use.
 type spdx struct {
 	SPDXVersion       string             `json:"spdxVersion"`
 	DataLicense       string             `json:"dataLicense"`
@@ -65,7 +65,7 @@ type spdxRelationship struct {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// add appends a package that another one has, and returns its ID.
+// add appends a package that is contained in another one, and returns its ID.
 func (s *spdx) add(owner, relation string, p spdxPackage, purl string) string {
 	p.SPDXID = "SPDXRef-" + notInID.ReplaceAllString(p.Name+"-"+p.VersionInfo, "-")
 	p.LicenseConcluded, p.CopyrightText = "NOASSERTION", "NOASSERTION"
@@ -79,8 +79,8 @@ func (s *spdx) add(owner, relation string, p spdxPackage, purl string) string {
 	return p.SPDXID
 }
 
-// sbom tells what is in an image: the modules that the binary names itself, the
-// standard library, and the packages of Debian.
+// sbom lists the contents of an image: the modules recorded in the binary, the standard library,
+// and the Debian packages.
 func (r *release) sbom(img *image) ([]byte, error) {
 	digest, err := img.Digest()
 	if err != nil {
@@ -105,7 +105,7 @@ func (r *release) sbom(img *image) ([]byte, error) {
 	return encode(s)
 }
 
-// addModules tells of the binary and of what is linked into it.
+// addModules adds the binary and the modules linked into it.
 func (r *release) addModules(s *spdx, root string, img *image) {
 	b := img.program
 	sum := sha256.Sum256(b.text)
@@ -127,7 +127,7 @@ func modulePURL(m *debug.Module) string {
 	return "pkg:golang/" + strings.ToLower(m.Path) + "@" + url.QueryEscape(m.Version)
 }
 
-// describe tells of each package.
+// describe adds each Debian package.
 func (d *debian) describe(s *spdx, root string) {
 	for _, p := range d.packages {
 		s.add(root, "CONTAINS", spdxPackage{
@@ -137,7 +137,7 @@ func (d *debian) describe(s *spdx, root string) {
 	}
 }
 
-// purl names a package and the distribution it is from.
+// purl returns the package URL of a package of the distribution.
 func (d *debian) purl(p *debPackage) string {
 	id, version := d.released("ID"), d.released("VERSION_ID")
 	return fmt.Sprintf("pkg:deb/%s/%s@%s?arch=%s&distro=%[1]s-%[5]s", id, p.field("Package"), url.QueryEscape(p.field("Version")), p.field("Architecture"), version)
@@ -153,7 +153,7 @@ func (d *debian) released(name string) string {
 	return ""
 }
 
-// encode writes JSON that people can read, too.
+// encode returns indented JSON.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

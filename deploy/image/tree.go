@@ -20,23 +20,23 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// tree is files of an image by their path, without a slash before it.
+// tree is the files of an image by path, without a leading slash.
 type tree map[string]entry
 
-// entry is a file, a folder or a link.
+// entry is a file, a directory or a link.
 type entry struct {
-	mode int64 // as tar has it
+	mode int64 // as in tar
 	kind byte
 	link string
 	text []byte
 	time time.Time
 }
 
-// add puts an entry and the folders above it. Two packages that have the same file
-// do not belong into one image.
+// add adds an entry and its parent directories. It returns an error if the file exists, because two
+// packages with the same file do not belong into one image.
 func (t tree) add(name string, e entry) error {
 	if old, ok := t[name]; ok && (old.kind != tar.TypeDir || e.kind != tar.TypeDir) {
-		return fmt.Errorf("/%s is there twice", name)
+		return fmt.Errorf("add /%s: another package has the same file", name)
 	}
 	if dir := path.Dir(name); dir != "." && t[dir].kind == 0 {
 		if err := t.add(dir, entry{mode: 0o755, kind: tar.TypeDir, time: e.time}); err != nil {
@@ -49,7 +49,7 @@ func (t tree) add(name string, e entry) error {
 	return nil
 }
 
-// layer packs the tree: sorted, everything root's.
+// layer packs the tree: sorted, and owned by root.
 func (t tree) layer() (v1.Layer, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -73,13 +73,13 @@ func (t tree) layer() (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching, tarball.WithCompressionLevel(9))
 }
 
-// daemonTree is the static binary under both of its names, and the folders that
-// it writes to where nothing is mounted there.
+// daemonTree returns the static binary with both of its names, and the directories that it writes
+// to if nothing is mounted there.
 func (r *release) daemonTree(b *program) (tree, error) {
 	t := tree{}
 	err := errors.Join(
 		t.add("usr/local/bin/sluice", entry{mode: 0o755, kind: tar.TypeReg, text: b.text, time: r.date}),
-		// By this name it answers as kube-proxy, and kubeadm's DaemonSet starts it by this name.
+		// With this name it behaves as kube-proxy; kubeadm's DaemonSet starts it by this name.
 		t.add("usr/local/bin/kube-proxy", entry{mode: 0o777, kind: tar.TypeSymlink, link: "sluice", time: r.date}),
 		t.add("run", entry{mode: 0o755, kind: tar.TypeDir, time: r.date}),
 		t.add("tmp", entry{mode: 0o1777, kind: tar.TypeDir, time: r.date}),
@@ -92,8 +92,8 @@ var (
 	left = regexp.MustCompile(`/(gconv|audit|systemd|udev|modprobe\.d|modules-load\.d)/`)
 )
 
-// tree unpacks programs, their libraries and licenses, with the times that Debian
-// gave them: so the layer stays the same for as long as the packages do.
+// tree unpacks programs, their libraries and licenses, with Debian's modification times, so that
+// the layer stays the same as long as the packages do.
 func (d *debian) tree() (tree, error) {
 	t := tree{}
 	var newest time.Time
@@ -103,7 +103,7 @@ func (d *debian) tree() (tree, error) {
 			return nil, fmt.Errorf("%s: %w", p.path, err)
 		}
 		newest = later(newest, latest)
-		// Where scanners look for what images without dpkg have of Debian.
+		// Scanners look here for Debian packages in images without dpkg.
 		if err := t.add("var/lib/dpkg/status.d/"+p.field("Package"), entry{mode: 0o644, kind: tar.TypeReg, text: p.control, time: latest}); err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func (d *debian) tree() (tree, error) {
 	if err := t.add("etc/os-release", entry{mode: 0o644, kind: tar.TypeReg, text: d.osRelease, time: newest}); err != nil {
 		return nil, err
 	}
-	for _, program := range []string{"iptables", "ip6tables"} { // what Debian chooses, too
+	for _, program := range []string{"iptables", "ip6tables"} { // Debian's default
 		for _, verb := range []string{"", "-save", "-restore"} {
 			if err := t.add("usr/sbin/"+program+verb, entry{mode: 0o777, kind: tar.TypeSymlink, link: program + "-nft" + verb, time: newest}); err != nil {
 				return nil, err
@@ -121,7 +121,7 @@ func (d *debian) tree() (tree, error) {
 	return t, t.complete()
 }
 
-// unpack adds what is wanted of a package and returns its newest time.
+// unpack adds the wanted files of a package and returns the latest modification time.
 func (p *debPackage) unpack(t tree) (latest time.Time, err error) {
 	text, err := output(exec.Command("dpkg-deb", "--fsys-tarfile", p.path))
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *debPackage) unpack(t tree) (latest time.Time, err error) {
 			continue
 		}
 		if h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeSymlink {
-			return latest, fmt.Errorf("/%s is neither a file nor a link", name)
+			return latest, fmt.Errorf("unpack /%s: neither a file nor a symbolic link", name)
 		}
 		e := entry{mode: h.Mode & 0o777, kind: h.Typeflag, link: h.Linkname, time: h.ModTime}
 		if e.text, err = io.ReadAll(r); err != nil {
@@ -160,7 +160,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// complete wants every library that a program or a library of the tree names.
+// complete checks that the tree contains every library that its programs and libraries need.
 func (t tree) complete() error {
 	has := map[string]bool{}
 	for name := range t {
@@ -171,7 +171,7 @@ func (t tree) complete() error {
 	for _, name := range slices.Sorted(maps.Keys(t)) {
 		f, err := elf.NewFile(bytes.NewReader(t[name].text))
 		if err != nil {
-			continue // a text, or a link
+			continue // not an ELF file
 		}
 		needed, err := f.ImportedLibraries()
 		if err != nil {

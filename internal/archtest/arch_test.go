@@ -14,13 +14,13 @@ import (
 	"testing"
 )
 
-// root is the module's directory, from this package's.
+// root is the module's directory, relative to this package.
 const root = "../.."
 
 // source is one parsed file.
 type source struct {
-	path string // from the root
-	pkg  string // the package's directory, from the root
+	path string // relative to root
+	pkg  string // directory of the package, relative to root
 	test bool
 	file *ast.File
 }
@@ -30,7 +30,7 @@ func (f source) imports(path string) bool {
 	return slices.ContainsFunc(f.file.Imports, func(s *ast.ImportSpec) bool { return s.Path.Value == strconv.Quote(path) })
 }
 
-// parse reads every Go file of the module; modules below it are not ours to read.
+// parse parses every Go file of the module. Nested modules are skipped.
 func parse(t *testing.T) (*token.FileSet, []source) {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -63,21 +63,21 @@ func parse(t *testing.T) (*token.FileSet, []source) {
 	return fset, files
 }
 
-// rule is one row of the import table in ARCHITECTURE.md. Packages are matched
-// by prefix; "" in ours means none.
+// rule is one row of the import table in ARCHITECTURE.md. Packages are matched by prefix; "" in
+// ours means none.
 type rule struct {
 	pkg     string
-	ours    []string // what it may import of ours; nil: everything
-	outside []string // what it may import from outside; nil: everything
+	ours    []string // packages of this module that it may import; nil means all
+	outside []string // other packages that it may import; nil means all
 }
 
-// overRules is what modes may import that stand on the rules of nftables.
+// overRules are the imports of the modes that build on the rules of nftables.
 var overRules = []string{
 	"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/mode",
 	"internal/dataplane/localnet", "internal/dataplane/nftables",
 }
 
-// table is ordered: the first row whose package is a prefix holds.
+// table is ordered: the first row whose package is a prefix applies.
 var table = []rule{
 	{"internal/proxy/proxytest", []string{"internal/proxy"}, []string{}},
 	{"internal/proxy", []string{}, []string{}},
@@ -129,12 +129,12 @@ var table = []rule{
 	{"test/", nil, nil},
 }
 
-// TestImports holds every package to the import table.
+// TestImports checks every package against the import table.
 func TestImports(t *testing.T) {
 	fset, files := parse(t)
 	for _, f := range files {
 		if f.test {
-			continue // tests may put parts together
+			continue // tests may combine any packages
 		}
 		i := slices.IndexFunc(table, func(r rule) bool { return strings.HasPrefix(f.pkg+"/", r.pkg) })
 		if i < 0 {
@@ -153,7 +153,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// isFake reports whether a package stands in for a kernel interface in tests.
+// isFake reports whether a package is a fake of a kernel interface.
 func isFake(path string) bool {
 	return strings.Contains(path, "internal/kernel/") && strings.HasSuffix(path, "test")
 }
@@ -178,8 +178,8 @@ func allowed(r rule, pkg, path string) bool {
 	return slices.ContainsFunc(list, func(p string) bool { return path == p || strings.HasSuffix(p, "/") && strings.HasPrefix(path, p) })
 }
 
-// TestDaemonDependencies keeps out of the daemon what only kubectl sluice needs:
-// it would be more to load on every node, and more to keep safe there.
+// TestDaemonDependencies keeps the dependencies of kubectl sluice out of the daemon, where they
+// would add size and attack surface on every node.
 func TestDaemonDependencies(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "./cmd/sluice")
 	cmd.Dir = root
@@ -199,7 +199,7 @@ func TestDaemonDependencies(t *testing.T) {
 	}
 }
 
-// TestPackageDocs wants one doc.go per package with a comment worth reading.
+// TestPackageDocs requires one doc.go per package with a useful comment.
 func TestPackageDocs(t *testing.T) {
 	_, files := parse(t)
 	docs := map[string]string{}
@@ -225,7 +225,7 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// TestHouseRules checks what style.md asks for and a compiler does not see.
+// TestHouseRules checks the rules of the house style that a compiler does not.
 func TestHouseRules(t *testing.T) {
 	fset, files := parse(t)
 	for _, f := range files {
@@ -254,22 +254,22 @@ func TestHouseRules(t *testing.T) {
 	}
 }
 
-// klogAllowed is all of klog that code may use: contextual logging.
+// klogAllowed are the identifiers of klog that code may use: contextual logging only.
 var klogAllowed = []string{
 	"FromContext", "NewContext", "LoggerWithName", "LoggerWithValues", "Logger", "KObj", "KRef",
 	"NewKlogr", "Background", "FlushAndExit", "ExitFlushTimeout",
 }
 
-// policyNames are the fields and methods that [proxy.Policy] is made of. A
-// dataplane that read them would decide policy once more.
+// policyNames are the fields and methods that [proxy.Policy] is computed from. A dataplane that
+// reads them would decide policy a second time.
 var policyNames = []string{
 	"Internal", "External", "UsableSomewhere", "AllowFrom",
 	"MasqueradeAll", "LocalhostNodePorts", "NodePorts", "TakesNodePorts", "Detects",
 }
 
-// TestPolicyIsSpent keeps dataplanes from reading what policy is made of: they
-// render ServicePort.Policy and Node.NodePortAddresses.
-func TestPolicyIsSpent(t *testing.T) {
+// TestDataplanesDoNotDecidePolicy checks that dataplanes do not read the inputs of policy: they render
+// ServicePort.Policy and Node.NodePortAddresses.
+func TestDataplanesDoNotDecidePolicy(t *testing.T) {
 	fset, files := parse(t)
 	for _, f := range files {
 		if f.test || !strings.HasPrefix(f.pkg, "internal/dataplane/") {

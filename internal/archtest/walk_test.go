@@ -24,18 +24,17 @@ import (
 	from "sluice/internal/source"
 )
 
-// maxHops is how many named hops an event takes from a source to the kernel and
-// to those who are told.
+// maxHops is the number of named hops of an event from a source to the kernel and to the observers.
 const maxHops = 8
 
-// walk follows one event by the stacks of where it can be seen.
+// walk records the path of one event by the call stacks at the points where it can be observed.
 type walk struct {
 	nft.Interface
 	on    bool
-	calls []string // functions of ours, as "package.Function", in the order of the walk
+	calls []string // functions of this module, as "package.Function", in order
 }
 
-// here notes the functions of ours that led here, outermost first.
+// here records the functions of this module on the call stack, outermost first.
 func (w *walk) here() {
 	if !w.on {
 		return
@@ -56,7 +55,7 @@ func (w *walk) here() {
 	w.calls = append(w.calls, stack...)
 }
 
-// plainName makes "dataplane/differ.(*Differ[...]).Apply" "differ.Apply".
+// plainName turns "dataplane/differ.(*Differ[...]).Apply" into "differ.Apply".
 func plainName(name string) string {
 	name = regexp.MustCompile(`\[[^\]]*\]|\(\*\w+\)\.|\.func\d+(\.\d+)*|-fm$`).ReplaceAllString(regexp.MustCompile(`\(\*(\w+)\[.*\]\)`).ReplaceAllString(name, "(*$1)"), "")
 	return name[strings.LastIndex(name, "/")+1:]
@@ -67,7 +66,7 @@ func (w *walk) Commit(ctx context.Context, b *nft.Batch) error {
 	return w.Interface.Commit(ctx, b)
 }
 
-// The walk is the engine's observer, too.
+// The walk is also the engine's observer.
 func (w *walk) Queued()           {}
 func (w *walk) ServiceSeen(int)   {}
 func (w *walk) NodeSeen(*v1.Node) {}
@@ -79,13 +78,13 @@ func (w *walk) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {
 func (w *walk) Began(step *proxy.Delta) {
 	w.here()
 	if w.on && len(step.Upserts) == 1 {
-		w.calls = append(w.calls, "resolve.Update") // which found the row that changed
+		w.calls = append(w.calls, "resolve.Update") // it found the changed row
 	}
 }
 func (w *walk) Done(context.Context, engine.Result) { w.here() }
 
-// TestWalkOfOneEvent replaces an endpoint and wants the event to take the hops
-// that ARCHITECTURE.md names, in that order, and no more of them than eight.
+// TestWalkOfOneEvent replaces an endpoint and checks that the event takes the hops that
+// ARCHITECTURE.md names, in that order, and no more than maxHops.
 func TestWalkOfOneEvent(t *testing.T) {
 	text, err := os.ReadFile(root + "/ARCHITECTURE.md")
 	if err != nil {
@@ -122,7 +121,7 @@ func TestWalkOfOneEvent(t *testing.T) {
 	}
 }
 
-// walked replaces one endpoint of one Service and returns the calls on the way.
+// walked replaces one endpoint of one Service and returns the calls on its path.
 func walked(t *testing.T) []string {
 	w := &walk{Interface: nfttest.NewFake()}
 	synctest.Test(t, func(t *testing.T) {

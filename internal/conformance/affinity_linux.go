@@ -13,46 +13,47 @@ import (
 	"sluice/internal/proxy"
 )
 
-// clientOf is a client that session affinity holds for, and the list of a row that it
-// is sent to one of.
-type clientOf struct {
+// affinityClient is a client of a row with session affinity, together with the endpoint list that
+// it uses.
+type affinityClient struct {
 	src   netip.Addr
 	row   proxy.PortKey
 	scope proxy.Scope
 }
 
-// binding is how a client came last, and whom it was sent to.
+// binding is the last connection of a client: its case, the endpoint that it reached, and when.
 type binding struct {
 	*Case
 	to   netip.AddrPort
 	last time.Time
 }
 
-// clientIn returns the client of a case, if a state has it remembered.
-func clientIn(s *proxy.State, c *Case) (clientOf, bool) {
+// affinityClientOf returns the client of a case, if a state forwards it with session affinity.
+func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 	o := s.Outcome(packet(c))
 	if o.Verdict != proxy.Forward || o.Row.Affinity == 0 {
-		return clientOf{}, false
+		return affinityClient{}, false
 	}
-	return clientOf{c.Src, o.Row.Key, o.Route.Scope}, true
+	return affinityClient{c.Src, o.Row.Key, o.Route.Scope}, true
 }
 
-// caseRun returns a case that is to be played.
+// caseRun prepares the execution of a case.
 func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
-	out := &caseRun{Case: c, want: r.want(c), translates: translates(s, c)}
-	if out.client, out.sticky = clientIn(s, c); out.sticky {
-		out.stay = r.stay(out.client)
+	out := &caseRun{Case: c, want: r.want(c), wantTranslated: translatedShare(s, c)}
+	if out.client, out.sticky = affinityClientOf(s, c); out.sticky {
+		out.allowed = r.allowedEndpoints(out.client)
 	}
 	return out
 }
 
-// other is the same client by the row's other list.
-func (c clientOf) other() clientOf { return clientOf{c.src, c.row, 1 - c.scope} }
+// other returns the same client for the row's other endpoint list.
+func (c affinityClient) other() affinityClient { return affinityClient{c.src, c.row, 1 - c.scope} }
 
-// stay returns the endpoints that a client must be sent to one of: the one that it had
-// of this list, or else that it had of the other one and this one has too. Nil: any.
-func (r *run) stay(who clientOf) []netip.AddrPort {
+// allowedEndpoints returns the endpoints that session affinity permits for a client: the one it
+// last reached through this list, or else the one it last reached through the other list, if this
+// list has it too. Nil means any.
+func (r *run) allowedEndpoints(who affinityClient) []netip.AddrPort {
 	b, own := r.bindings[who]
 	if !own {
 		b = r.bindings[who.other()]
@@ -61,39 +62,40 @@ func (r *run) stay(who clientOf) []netip.AddrPort {
 	switch {
 	case !slices.ContainsFunc(r.resolver.State().Rows[who.row].List(who.scope), there):
 		return nil
-	case r.d.Mode == "iptables": // in which endpoints remember clients, and one that is met by two lists is either's
-		return slices.Concat(r.met[who], r.met[who.other()])
+	case r.d.Mode == "iptables": // each endpoint remembers its clients, shared by both lists
+		return slices.Concat(r.sentTo[who], r.sentTo[who.other()])
 	case own:
 		return []netip.AddrPort{b.to}
-	default: // an older one of this list may still be remembered
-		return append(slices.Clone(r.met[who]), b.to)
+	default: // an older binding of this list may still exist
+		return append(slices.Clone(r.sentTo[who]), b.to)
 	}
 }
 
-// again returns the cases of earlier phases whose clients are still remembered. Each
-// comes once more, as of this phase, and by the row's other list if it can.
-func (r *run) again(phase string) (out []*caseRun) {
+// repeatClients returns the cases of earlier phases whose clients are still bound, to be repeated
+// in this phase. A client that has used one list also connects through the other, if a frontend
+// leads there.
+func (r *run) repeatClients(phase string) (out []*caseRun) {
 	for who, b := range r.bindings {
 		c := *b.Case
 		c.ID, c.Phase = fmt.Sprintf("%s-again-%s", phase, c.ID), phase
-		if now, ok := clientIn(r.resolver.State(), &c); ok && now == who {
+		if now, ok := affinityClientOf(r.resolver.State(), &c); ok && now == who {
 			out = append(out, r.caseRun(&c))
 		}
 		if _, did := r.bindings[who.other()]; did {
-			continue // and comes again by that one
+			continue // repeated through that list
 		}
-		if c := r.across(who, c); c != nil {
+		if c := r.viaOtherList(who, c); c != nil {
 			c.ID = fmt.Sprintf("%s-across-%s", phase, b.ID)
 			out = append(out, r.caseRun(c))
 		}
 	}
-	r.churn.Returns += len(out)
+	r.churn.ReturningClients += len(out)
 	return out
 }
 
-// across returns a client's case by a frontend that leads to the row's other list, or
-// nil if there is none. Clients with an address that holds for some packets only have none.
-func (r *run) across(who clientOf, c Case) *Case {
+// viaOtherList returns the case with a frontend that leads to the row's other list, or nil if there
+// is none. Clients whose source address is valid for some destinations only are left out.
+func (r *run) viaOtherList(who affinityClient, c Case) *Case {
 	s := r.resolver.State()
 	if s.Rows[who.row] == nil || c.From == FromVIP || c.From == FromLocalhost || c.From == FromInside {
 		return nil
@@ -103,31 +105,31 @@ func (r *run) across(who clientOf, c Case) *Case {
 		if f.Kind == proxy.NodePort {
 			c.Dst = netip.MustParseAddr(clients[FromNode].addrs[who.row.Family])
 		}
-		if now, ok := clientIn(s, &c); ok && now == who.other() && r.stay(now) != nil {
+		if now, ok := affinityClientOf(s, &c); ok && now == who.other() && r.allowedEndpoints(now) != nil {
 			return &c
 		}
 	}
 	return nil
 }
 
-// bind notes where clients were sent.
-func (r *run) bind(runs []*caseRun) {
+// recordBindings records which endpoints clients reached.
+func (r *run) recordBindings(runs []*caseRun) {
 	for _, c := range runs {
 		if !c.sticky || len(c.answers) == 0 {
 			continue
 		}
 		to := c.answers[len(c.answers)-1]
 		r.bindings[c.client] = binding{c.Case, to, time.Now()}
-		if !slices.Contains(r.met[c.client], to) {
-			r.met[c.client] = append(r.met[c.client], to)
+		if !slices.Contains(r.sentTo[c.client], to) {
+			r.sentTo[c.client] = append(r.sentTo[c.client], to)
 		}
 	}
 }
 
-// loosen forgets the clients that may have been sent elsewhere since. Where more than
-// one of the objects changed that a list is made of, on the way by some worlds, an
-// endpoint may have left it for a moment.
-func (r *run) loosen(worlds ...*World) {
+// dropBindings forgets the clients whose binding may legitimately be gone. If more than one of the
+// objects that make up a list changed on the way through worlds, an endpoint may have been absent
+// for a moment.
+func (r *run) dropBindings(worlds ...*World) {
 	for who, b := range r.bindings {
 		row := r.resolver.State().Rows[who.row]
 		there := func(e proxy.Endpoint) bool { return e.Addr == b.to }
@@ -141,7 +143,7 @@ func (r *run) loosen(worlds ...*World) {
 	}
 }
 
-// sources is what the lists of a row are made of, by object.
+// sources returns the objects that the lists of a row are made of, by name.
 func (w *World) sources(row proxy.PortKey) map[string]any {
 	out := map[string]any{"node": w.NodeLabels}
 	for _, s := range w.Services {
@@ -157,7 +159,7 @@ func (w *World) sources(row proxy.PortKey) map[string]any {
 	return out
 }
 
-// differences returns how many objects are not the same.
+// differences returns how many objects were added, removed or changed.
 func differences(a, b map[string]any) (n int) {
 	for name := range b {
 		if !reflect.DeepEqual(a[name], b[name]) {

@@ -19,55 +19,52 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Daemon is a whole daemon on a node, which hears of objects by itself, instead of
-// a dataplane.
+// Daemon is a daemon on a node together with its source of objects. It is tested instead of a
+// dataplane.
 type Daemon interface {
-	// Write makes a world's objects those that there are, and returns the world as it
-	// has become: whoever keeps objects may have a say. Nobody waits for the daemon to
-	// hear of it.
+	// Write replaces all objects with those of a world, and returns the world as the source has it:
+	// an API server may set defaults or reject objects. It does not wait for the daemon.
 	Write(ctx context.Context, w *World) (*World, error)
 
-	// Settle starts a daemon with the world's settings if none runs, and returns
-	// when it has what was written last in force. The kernel must then be as a new
-	// daemon would make it.
+	// Settle starts a daemon with the world's settings if none is running, and returns when
+	// everything written is in force. The kernel's state must then equal what a new daemon would
+	// write.
 	Settle(ctx context.Context, w *World) error
 
-	// Kill ends the daemon without a chance to say a word.
+	// Kill kills the daemon with SIGKILL.
 	Kill() error
 
-	// Troubles are what may befall the way by which it hears of objects, what is simple
-	// first.
-	Troubles() []Trouble
+	// Faults returns the faults that can be injected into the source, the simplest first.
+	Faults() []Fault
 
 	Close() error
 }
 
-// RunChurn plays histories of a daemon: random objects change, the daemon is killed
-// now and then, there is trouble with where it hears of objects, and after each of up
-// to so many steps the kernel must be as a new daemon would make it and random packets
-// must meet what the oracle says. A history that fails is told in its simplest form
-// that does.
+// RunChurn runs random histories of a daemon of up to so many steps: objects change, the daemon is
+// killed, the source has faults. After each step the kernel's state must equal what a new daemon
+// would write, and random packets must have the oracle's results. A failing history is shrunk to
+// its simplest form.
 func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	b := newTestbed(t, d)
 	histories := rapid.Custom(func(r *rapid.T) *Group {
-		m := &maker{drawn{r}}
+		m := &generator{rapidChooser{r}}
 		g, err := m.group(d.Mode, "history", 1+m.IntN(steps), packets)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.trouble(g, b.daemon.Troubles())
+		m.addFaults(g, b.daemon.Faults())
 		return g
 	})
 	out := &b.churn
-	told := time.Now()
+	logged := time.Now()
 	rapid.Check(t, func(r *rapid.T) {
 		g := histories.Draw(r, "history")
 		out.Histories, out.Steps = out.Histories+1, out.Steps+len(g.Phases)
 		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
-			r.Fatal(g.tell(d.Mode, failures))
+			r.Fatal(g.describeFailure(d.Mode, failures))
 		}
-		if out.Flows = int(b.tally.flows.Load()); time.Since(told) > time.Minute {
-			told = time.Now()
+		if out.Flows = int(b.counters.flows.Load()); time.Since(logged) > time.Minute {
+			logged = time.Now()
 			t.Log(out)
 		}
 	})
@@ -89,48 +86,48 @@ func newTestbed(t *testing.T, d Dataplane) *testbed {
 	return b
 }
 
-// Churn is what histories were made of.
+// Churn is the statistics of random histories.
 type Churn struct {
 	Histories, Steps, Flows int
-	Returns                 int                        // of clients to the endpoint that they were sent to in an earlier step
-	Settled                 map[string][]time.Duration // after which trouble all was in force again, and how long that took
+	ReturningClients        int                        // that connected again in a later step
+	Settled                 map[string][]time.Duration // by fault: how long until everything was in force again
 }
 
-// killed is the trouble that a daemon dies.
-const killed = "the daemon is killed"
+// killFault is the name of the fault that the daemon is killed.
+const killFault = "the daemon is killed"
 
 func (c *Churn) String() string {
-	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.Returns)
+	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d returning clients", c.Histories, c.Steps, c.Flows, c.ReturningClients)
 	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
 		text += fmt.Sprintf("; %s: %d, at most %v", name, len(c.Settled[name]), slices.Max(c.Settled[name]).Round(time.Millisecond))
 	}
 	return text
 }
 
-// settled notes how long it took after the troubles of a phase.
-func (c *Churn) settled(p Phase, took time.Duration) {
+// recordSettled records how long the daemon took after the faults of a phase.
+func (c *Churn) recordSettled(p Phase, took time.Duration) {
 	if c.Settled == nil {
 		c.Settled = map[string][]time.Duration{}
 	}
 	if p.Kill {
-		c.Settled[killed] = append(c.Settled[killed], took)
+		c.Settled[killFault] = append(c.Settled[killFault], took)
 	}
-	if p.Trouble != nil {
-		c.Settled[p.Trouble.Name] = append(c.Settled[p.Trouble.Name], took)
+	if p.Fault != nil {
+		c.Settled[p.Fault.Name] = append(c.Settled[p.Fault.Name], took)
 	}
 }
 
-// GoString is what the library prints of a history, which is told otherwise.
+// GoString keeps rapid from printing the whole history; describeFailure does.
 func (g *Group) GoString() string { return g.ID }
 
-// tell returns what went wrong first, and the states before it.
-func (g *Group) tell(mode string, failures []failure) string {
+// describeFailure describes the first failure and the states that led to it.
+func (g *Group) describeFailure(mode string, failures []failure) string {
 	var text strings.Builder
 	first := failures[0]
 	for i, w := range g.worlds() {
 		p := g.Phases[i]
 		fmt.Fprintf(&text, "\nphase %s, detour %v, killed %v, trouble %s, %+v:\n%v",
-			p.Name, p.Detour, p.Kill, p.Trouble, w.Config, w.resolver(mode).State())
+			p.Name, p.Detour, p.Kill, p.Fault, w.Config, w.newResolver(mode).State())
 		if strings.HasPrefix(first.id, p.Name+"-") {
 			break
 		}
@@ -143,13 +140,14 @@ func (g *Group) tell(mode string, failures []failure) string {
 	return fmt.Sprintf("%s: %v; after\n%s", first.id, first.err, text.String())
 }
 
-// drawn makes choices that can be made simpler.
-type drawn struct{ *rapid.T }
+// rapidChooser makes choices that rapid can shrink.
+type rapidChooser struct{ *rapid.T }
 
-func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
+func (d rapidChooser) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
 
-// tell has the daemon hear of a world, by the way that the phase says.
-func (r *run) tell(ctx context.Context, p Phase, w *World) error {
+// writePhase writes the objects of a phase, with its detour, kill and fault, and waits until they
+// are in force.
+func (r *run) writePhase(ctx context.Context, p Phase, w *World) error {
 	way := []*World{r.world}
 	if p.Detour {
 		wrong, err := r.daemon.Write(ctx, w.wrong(r.rng))
@@ -162,26 +160,26 @@ func (r *run) tell(ctx context.Context, p Phase, w *World) error {
 		if err := r.daemon.Kill(); err != nil {
 			return err
 		}
-		if r.d.Forgets {
+		if r.d.ForgetsClients {
 			clear(r.bindings)
 		}
 	}
-	err := p.Trouble.during(ctx, func() (err error) {
+	err := p.Fault.during(ctx, func() (err error) {
 		r.world, err = r.daemon.Write(ctx, w)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	r.resolver = r.world.resolver(r.d.Mode)
+	r.resolver = r.world.newResolver(r.d.Mode)
 	since := time.Now()
 	err = r.daemon.Settle(ctx, r.world)
-	r.churn.settled(p, time.Since(since))
-	r.loosen(append(way, r.world)...)
+	r.churn.recordSettled(p, time.Since(since))
+	r.dropBindings(append(way, r.world)...)
 	return err
 }
 
-// wrong returns a world in which every other object is not as it should be.
+// wrong returns a world in which about half of the objects are wrong.
 func (w *World) wrong(rng *rand.Rand) *World {
 	out := *w
 	out.Services, out.Slices = slices.Clone(w.Services), slices.Clone(w.Slices)
@@ -198,9 +196,9 @@ func (w *World) wrong(rng *rand.Rand) *World {
 	return &out
 }
 
-// Objects returns all objects of a world, as the API has them.
+// Objects returns all objects of the world, with their API versions and kinds.
 func (w *World) Objects() []metav1.Object {
-	n, c := node(w.NodeLabels), w.ranges()
+	n, c := node(w.NodeLabels), w.serviceCIDR()
 	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
 	c.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
 	out := []metav1.Object{n, c}
@@ -217,7 +215,7 @@ func (w *World) Objects() []metav1.Object {
 	return out
 }
 
-// Flags are what tells a daemon of a mode its settings.
+// Flags returns the daemon's flags for the configuration in a mode.
 func (c Config) Flags(mode string) []string {
 	var cidrs []string
 	for _, p := range clusterCIDRs {
@@ -244,17 +242,16 @@ func (c Config) Flags(mode string) []string {
 		return append(out, "--nodeport-addresses=0.0.0.0/0,::/0")
 	case len(c.NodePortAddresses) > 0:
 		return append(out, "--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
-	case mode == "nftables": // of which others have the settings, but not by themselves
+	case mode == "nftables": // other modes are tested with its settings, but have another default
 		return append(out, "--nodeport-addresses=primary")
 	default:
 		return out
 	}
 }
 
-// RunThemes plays the groups of the table, by theme, against a daemon which hears of
-// objects by itself, and tells of each theme how many cases were played. Stories are
-// not among them, which need a dataplane that they can make wait, nor are the decision
-// tables.
+// RunThemes runs the groups of the table by theme against a daemon, and calls told with the number
+// of cases of each theme that passed. It leaves out stories, which need direct control of the
+// dataplane, and the decision tables.
 func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	parts, err := loadParts()
 	if err != nil {
@@ -262,19 +259,19 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 	b := newTestbed(t, d)
 	for _, p := range parts {
-		if p.Theme == crossed {
-			continue // of which the themes have a part
+		if p.Theme == decisionTheme {
+			continue // the themes contain samples of them
 		}
 		cases := 0
 		passed := t.Run(p.Theme, func(t *testing.T) {
 			for _, g := range p.Groups {
-				if g.needsMore(d) {
+				if g.unsupportedByDaemon(d) {
 					continue
 				}
 				t.Run(g.ID, func(t *testing.T) {
 					failures := b.runGroup(t.Context(), g)
-					report(t, g.playing(d.Mode), failures)
-					cases += len(g.playing(d.Mode)) - len(failures) // of a theme that passes, those are skipped
+					report(t, g.casesFor(d.Mode), failures)
+					cases += len(g.casesFor(d.Mode)) - len(failures) // in a theme that passes, the failures are skipped cases
 				})
 			}
 		})
@@ -284,11 +281,11 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 }
 
-// needsMore reports whether a group has what flags do not make: ranges, which whoever
-// keeps the objects has, NodePorts on loopback, which mode nftables serves only where
-// nobody asked for a mode, and rows that the mode refuses, so that a daemon never says
-// that all is in force.
-func (g *Group) needsMore(d Dataplane) bool {
+// unsupportedByDaemon reports whether a group needs what flags cannot set: Service CIDRs, which the
+// source determines; NodePorts on loopback addresses, which mode nftables serves only if no mode
+// was configured; and rows that the mode refuses, because the daemon then never reports everything
+// in force.
+func (g *Group) unsupportedByDaemon(d Dataplane) bool {
 	local := g.Config.LocalhostNodePort
 	if len(g.Config.ServiceCIDRs) > 0 || d.Mode == "nftables" && local != nil && *local {
 		return true

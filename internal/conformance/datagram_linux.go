@@ -14,7 +14,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// ForgeLoopback has a host send loopback addresses like any other.
+// ForgeLoopback lets a host send packets from loopback addresses.
 func ForgeLoopback(t testing.TB, h *lab.Host) {
 	t.Helper()
 	if err := h.Do(func() error {
@@ -25,7 +25,7 @@ func ForgeLoopback(t testing.TB, h *lab.Host) {
 	}
 }
 
-// SendDatagram sends a datagram.
+// SendDatagram sends one UDP datagram from an address of the host.
 func SendDatagram(t testing.TB, h *lab.Host, text, src string, dst netip.AddrPort) {
 	t.Helper()
 	c, err := h.Dial(t.Context(), proxy.UDP, netip.MustParseAddr(src), dst)
@@ -38,7 +38,7 @@ func SendDatagram(t testing.TB, h *lab.Host, text, src string, dst netip.AddrPor
 	}
 }
 
-// ReceiveDatagrams returns those that arrive, up to the last one.
+// ReceiveDatagrams returns the datagrams that arrive, until one equals last.
 func ReceiveDatagrams(t testing.TB, in net.PacketConn, last string) (got []string) {
 	t.Helper()
 	if err := in.SetReadDeadline(time.Now().Add(traffic.Scaled(10 * time.Second))); err != nil {

@@ -13,20 +13,20 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Expect is what must happen to a packet: a verdict and, for Forward, the
-// endpoints that all must be seen and whether each of them sees the client.
+// Expect is the expected result of a packet: a verdict and, for Forward, the endpoints. Each
+// endpoint must be reached at least once.
 type Expect struct {
 	Verdict proxy.Verdict
-	To      map[netip.AddrPort]bool // endpoint: is the client's address hidden from it
+	To      map[netip.AddrPort]bool // by endpoint: is the client masqueraded
 }
 
-// verdicts are the words for what is not forwarded. Whether a firewall accepts
-// a packet by a rule of its own cannot be seen.
+// verdicts maps the words for packets that are not forwarded. Whether a firewall explicitly accepts
+// a packet cannot be observed, so accept equals untouched.
 var verdicts = map[string]proxy.Verdict{
 	"reject": proxy.Reject, "drop": proxy.Drop, "untouched": proxy.Untouched, "accept": proxy.Untouched,
 }
 
-// UnmarshalJSON reads a word or {to: [...], masq: ...}.
+// UnmarshalJSON reads a verdict or {to: [...], masq: ...}.
 func (e *Expect) UnmarshalJSON(b []byte) error {
 	var word string
 	if json.Unmarshal(b, &word) == nil {
@@ -42,7 +42,7 @@ func (e *Expect) UnmarshalJSON(b []byte) error {
 		Masq         *bool                   `json:"masq"`
 		MasqWhenToIs map[netip.AddrPort]bool `json:"masq_when_to_is"`
 	}
-	if err := unmarshalStrict(b, &f); err != nil {
+	if err := decodeStrict(b, &f); err != nil {
 		return fmt.Errorf("expect: %w", err)
 	}
 	if len(f.To) == 0 {
@@ -76,22 +76,22 @@ func (e Expect) String() string {
 
 func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equal(e.To, o.To) }
 
-// judge checks one observation of a case. visible says whether the endpoint
-// could have seen that the client's address is hidden from it.
-func (e Expect) judge(c *Case, s traffic.Seen, visible bool) error {
+// check compares one observation with the expectation. visible says whether the endpoint could see
+// that the client is masqueraded.
+func (e Expect) check(c *Case, s traffic.Seen, visible bool) error {
 	masq, known := e.To[s.By]
 	want := ""
 	switch answered := s.Fate == traffic.Answered; {
 	case e.Verdict == proxy.Reject && s.Fate != traffic.Refused:
-		want = "a refusal"
+		want = "an ICMP rejection"
 	case e.Verdict == proxy.Drop && s.Fate != traffic.Silent:
 		want = "silence"
 	case e.Verdict == proxy.Untouched && (!answered || s.Answer != traffic.Answer{By: c.to(), Client: c.Src}):
-		want = "the answer of its own destination"
+		want = "an answer of the original destination"
 	case e.Verdict != proxy.Forward:
 		return nil
 	case !answered || !known:
-		want = "an answer of one of its endpoints"
+		want = "an answer of an expected endpoint"
 	case visible && masq && s.Client == c.Src:
 		want = "a masqueraded client"
 	case visible && !masq && s.Client != c.Src:
@@ -99,7 +99,7 @@ func (e Expect) judge(c *Case, s traffic.Seen, visible bool) error {
 	default:
 		return nil
 	}
-	return fmt.Errorf("%v, instead of %s", s, want)
+	return fmt.Errorf("got %v, want %s", s, want)
 }
 
 // missing returns the endpoints that have not answered yet.

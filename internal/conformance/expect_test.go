@@ -8,7 +8,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-func TestJudge(t *testing.T) {
+func TestCheck(t *testing.T) {
 	client, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")
 	pod, stranger := netip.MustParseAddrPort("10.0.0.9:80"), netip.MustParseAddrPort("10.0.0.8:80")
 	c := &Case{From: FromPod, Src: client, Dst: netip.MustParseAddr("172.30.0.1"), DPort: 80}
@@ -42,9 +42,9 @@ func TestJudge(t *testing.T) {
 		{"masqueraded on its way out", Expect{}, answered(c.to(), other), true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := tc.want.judge(c, tc.seen, tc.visible)
+			err := tc.want.check(c, tc.seen, tc.visible)
 			if (err == nil) != tc.ok {
-				t.Errorf("judged %v, want ok %t", err, tc.ok)
+				t.Errorf("check: got error %v, want ok %t", err, tc.ok)
 			}
 		})
 	}

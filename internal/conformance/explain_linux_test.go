@@ -13,7 +13,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// fitting are the reasons that there can be for a verdict.
+// fitting maps each verdict to its possible reasons.
 var fitting = map[proxy.Verdict][]statusapi.Reason{
 	proxy.Forward: {statusapi.Forwarded, statusapi.LostClaim},
 	proxy.Reject:  {statusapi.NoEndpoints, statusapi.NotReady, statusapi.PortNameMismatch, statusapi.PortNotOfService},
@@ -23,8 +23,8 @@ var fitting = map[proxy.Verdict][]statusapi.Reason{
 	},
 }
 
-// TestExplain explains every packet of the table: what is said is what the same
-// packets do on each kernel, and the reason fits.
+// TestExplain explains every packet of the table: the result must equal the table's, and the reason
+// must fit.
 func TestExplain(t *testing.T) {
 	all, err := load()
 	if err != nil {
@@ -34,8 +34,8 @@ func TestExplain(t *testing.T) {
 	for _, g := range all.Groups {
 		t.Run(g.ID, func(t *testing.T) {
 			for i, w := range g.worlds() {
-				r := w.resolver(oracleMode)
-				for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
+				r := w.newResolver(oracleMode)
+				for _, c := range g.casesFor(oracleMode, g.Phases[i].Name) {
 					if c.From == FromInside {
 						continue // It never reaches the node, so nobody can ask about it there.
 					}
@@ -50,8 +50,8 @@ func TestExplain(t *testing.T) {
 	for _, reason := range statusapi.Reasons {
 		switch reason {
 		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.NoPorts, statusapi.FamilyNotServed, statusapi.OtherProxy:
-			// No packet of the table is about what the kernel was not told, and nobody
-			// can send one to a Service that has no address here.
+			// The table has no packet for state that is not in the kernel yet, and no packet can be
+			// sent to a Service without an address here.
 		default:
 			if given[string(reason)] == 0 {
 				t.Errorf("no case expects %s", reason)
@@ -60,9 +60,9 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// explained explains a case and compares.
+// explained explains a case and compares the result with the table.
 func explained(r *resolve.Resolver, c *Case) error {
-	w := explain.World{Resolver: r, Local: c.local}
+	w := explain.World{Resolver: r, Local: c.isLocal}
 	got, err := w.Explain(explain.Question{
 		To: cmp.Or(c.Service, c.to().String()), From: c.Src.String(), Protocol: c.protocol().String(), In: clients[c.From].link,
 	})
@@ -79,7 +79,7 @@ func explained(r *resolve.Resolver, c *Case) error {
 	for _, b := range got.Candidates {
 		is.To[netip.MustParseAddrPort(b.Address)] = b.Masquerade
 	}
-	if want := c.in(oracleMode); !is.equal(want) {
+	if want := c.expected(oracleMode); !is.equal(want) {
 		return fmt.Errorf("explained: %v\n\twant:   %v", is, want)
 	}
 	if c.Reason != "" && got.Reason != statusapi.Reason(c.Reason) || !slices.Contains(fitting[is.Verdict], got.Reason) {

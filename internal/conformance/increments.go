@@ -15,16 +15,17 @@ import (
 	"sluice/internal/resolve"
 )
 
-// event is one thing that a resolver hears of.
+// event is one update of the resolver.
 type event func(*resolve.Resolver)
 
-// track is a list of events that must come in this order, with others between.
+// track is a list of events that must happen in this order; events of other tracks may come in
+// between.
 type track []event
 
-// begin returns the events that make a world out of nothing, one object at a
-// time, in any order and with detours.
+// begin returns the events that build a world from nothing, one object at a time, in random order
+// and with detours.
 func (w *World) begin(rng *rand.Rand) []event {
-	half, whole := w.ranges(), w.ranges()
+	half, whole := w.serviceCIDR(), w.serviceCIDR()
 	half.Spec.CIDRs = half.Spec.CIDRs[:1]
 	nothing := &World{Config: w.Config}
 	return shuffle(append(nothing.changes(w, rng), track{
@@ -33,21 +34,21 @@ func (w *World) begin(rng *rand.Rand) []event {
 	}), rng)
 }
 
-// changes returns a track for each object that differs, and some for objects
-// that are there in neither world.
+// changes returns a track for each object that differs, and tracks for objects that exist in
+// neither world.
 func (w *World) changes(to *World, rng *rand.Rand) []track {
-	tracks := visit(to)
+	tracks := visitorTracks(to)
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateNode(node(to.NodeLabels)) }})
 	}
-	if had, has := w.ranges(), to.ranges(); !slices.Equal(had.Spec.CIDRs, has.Spec.CIDRs) {
+	if had, has := w.serviceCIDR(), to.serviceCIDR(); !slices.Equal(had.Spec.CIDRs, has.Spec.CIDRs) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateServiceCIDR(had, has) }})
 	}
-	tracks = append(tracks, changed(w.Services, to.Services, tellService, wrongService, rng)...)
-	return append(tracks, changed(w.Slices, to.Slices, tellSlice, wrongSlice, rng)...)
+	tracks = append(tracks, objectTracks(w.Services, to.Services, serviceEvent, wrongService, rng)...)
+	return append(tracks, objectTracks(w.Slices, to.Slices, sliceEvent, wrongSlice, rng)...)
 }
 
-// shuffle mixes tracks into one list of events.
+// shuffle merges tracks into one list of events, in random order.
 func shuffle(tracks []track, rng *rand.Rand) []event {
 	var out []event
 	for len(tracks) > 0 {
@@ -60,21 +61,21 @@ func shuffle(tracks []track, rng *rand.Rand) []event {
 	return out
 }
 
-// tellService is the event that a Service is there, or there no more.
-func tellService(s *v1.Service, gone bool) event {
+// serviceEvent returns the event that adds, updates or deletes a Service.
+func serviceEvent(s *v1.Service, gone bool) event {
 	if gone {
 		return func(r *resolve.Resolver) { r.Services.Update(s, nil) }
 	}
 	return func(r *resolve.Resolver) { r.Services.Update(nil, s) }
 }
 
-func tellSlice(s *discoveryv1.EndpointSlice, gone bool) event {
+func sliceEvent(s *discoveryv1.EndpointSlice, gone bool) event {
 	return func(r *resolve.Resolver) { r.Endpoints.Update(s, gone) }
 }
 
-// changed returns a track for each object that differs. It leads to the object's
-// new form, every other time by way of a wrong one.
-func changed[T metav1.Object](
+// objectTracks returns a track for each object that differs. Every other track sets a wrong version
+// of the object first; every fourth deletes and re-adds it at the end.
+func objectTracks[T metav1.Object](
 	from, to []T, tell func(o T, gone bool) event, wrong func(T, *rand.Rand) T, rng *rand.Rand,
 ) (tracks []track) {
 	was := map[string]T{}
@@ -131,7 +132,8 @@ func opposite[T ~string](policy T) T {
 	return "Local"
 }
 
-// wrongSlice returns a slice with an endpoint too many, too few, or none ready.
+// wrongSlice returns a slice with an additional endpoint, with half of its endpoints, or with none
+// ready.
 func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.EndpointSlice {
 	wrong := s.DeepCopy()
 	switch rng.IntN(3) {
@@ -149,14 +151,14 @@ func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.Endpo
 	return wrong
 }
 
-// visit is a Service that comes and goes. Meanwhile it claims addresses that
-// others have, and has the better claim.
-func visit(w *World) []track {
+// visitorTracks returns the tracks of a Service that comes and goes. While it exists it claims the
+// addresses of all others, and wins because it is older.
+func visitorTracks(w *World) []track {
 	s := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.255.250",
 		Ports: []v1.ServicePort{{Name: "p80", Port: 80, NodePort: 3999}},
 	}}
-	s.Namespace, s.Name, s.CreationTimestamp = "aaa", "visitor", made(1000)
+	s.Namespace, s.Name, s.CreationTimestamp = "aaa", "visitor", createdAt(1000)
 	for _, other := range w.Services {
 		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, other.Spec.ExternalIPs...)
 		for _, in := range other.Status.LoadBalancer.Ingress {
@@ -168,7 +170,7 @@ func visit(w *World) []track {
 		endpoint("10.250.0.2", nodeName, conditions["ready"]), endpoint("10.250.0.3", "far", conditions["ready"]),
 	}
 	return []track{
-		{tellService(s, false), tellService(s, true)},
-		{tellSlice(slice, false), tellSlice(slice, true)},
+		{serviceEvent(s, false), serviceEvent(s, true)},
+		{sliceEvent(slice, false), sliceEvent(slice, true)},
 	}
 }

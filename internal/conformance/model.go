@@ -13,39 +13,38 @@ import (
 	"sluice/internal/resolve"
 )
 
-// Model is a dataplane whose kernel cannot be had here and is in memory: no packet
-// can be sent, but what is in memory can be asked about one.
+// Model describes a dataplane whose kernel is simulated in memory: no packets can be sent, but the
+// model can evaluate them.
 type Model struct {
 	Mode string
 
-	// Open returns a dataplane over a kernel that has nothing.
+	// Open returns a dataplane with an empty kernel.
 	Open func() ModelRun
 }
 
-// ModelRun is one of them.
+// ModelRun is a dataplane together with its simulated kernel.
 type ModelRun interface {
 	proxy.Dataplane
 
-	// Judge says what is wrong with what the kernel does to a packet, of which
-	// the table expects something.
+	// Judge returns an error if the kernel does not do with the packet what the table expects.
 	Judge(s *proxy.State, p proxy.Packet, want Expect) error
 
-	// Objects returns what the kernel has, in words and sorted.
+	// Objects returns a sorted description of all objects in the kernel.
 	Objects() []string
 }
 
-// RunModel asks about the whole table. Every group is a subtest.
+// RunModel evaluates the whole table. Every group is a subtest.
 func RunModel(t *testing.T, m Model) {
 	all, err := load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, g := range all.Groups {
-		t.Run(g.ID, func(t *testing.T) { m.play(t, g) })
+		t.Run(g.ID, func(t *testing.T) { m.runGroup(t, g) })
 	}
 }
 
-// RunRandomModel asks about random worlds, as RunRandom plays them.
+// RunRandomModel evaluates the same random groups as RunRandom.
 func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 	for i := range uint64(n) {
 		g, err := randomGroup(m.Mode, seed+i)
@@ -53,20 +52,20 @@ func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
 			t.Fatal(err)
 		}
 		t.Run(g.ID, func(t *testing.T) {
-			if m.play(t, g); t.Failed() {
-				t.Log(g.explain(m.Mode))
+			if m.runGroup(t, g); t.Failed() {
+				t.Log(g.describeStates(m.Mode))
 			}
 		})
 	}
 }
 
-// play leads two kernels through a group, one by whole states and one by
-// increments. After each phase both must be right and have the same.
-func (m Model) play(t *testing.T, g *Group) {
+// runGroup leads two kernels through a group, one by whole states and one by increments. After each
+// phase both must be correct and have the same objects.
+func (m Model) runGroup(t *testing.T, g *Group) {
 	rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(g.ID))))
 	worlds := g.worlds()
-	steps, resolver := m.Open(), worlds[0].nothing(m.Mode)
-	err := synced(t.Context(), steps, resolver)
+	steps, resolver := m.Open(), worlds[0].emptyResolver(m.Mode)
+	err := syncModel(t.Context(), steps, resolver)
 	events := worlds[0].begin(rng)
 	for i, w := range worlds {
 		if i > 0 {
@@ -75,33 +74,32 @@ func (m Model) play(t *testing.T, g *Group) {
 		for _, e := range events {
 			e(resolver)
 			if d := resolver.Update(); !d.Empty() {
-				err = errors.Join(err, unrefused(proxytest.Apply(t.Context(), steps, d)))
+				err = errors.Join(err, ignoreRefusals(proxytest.Apply(t.Context(), steps, d)))
 			}
 		}
 		whole := m.Open()
-		if err := errors.Join(err, synced(t.Context(), whole, w.resolver(m.Mode))); err != nil {
+		if err := errors.Join(err, syncModel(t.Context(), whole, w.newResolver(m.Mode))); err != nil {
 			t.Fatal(err)
 		}
 		if a, b := fmt.Sprintf("%q", whole.Objects()), fmt.Sprintf("%q", steps.Objects()); a != b {
 			t.Errorf("phase %s: increments lead to\n\t%s\na whole state to\n\t%s", g.Phases[i].Name, b, a)
 		}
-		for _, c := range g.playing(m.Mode, g.Phases[i].Name) {
+		for _, c := range g.casesFor(m.Mode, g.Phases[i].Name) {
 			for _, run := range []ModelRun{whole, steps} {
-				if err := run.Judge(resolver.State(), packet(c), c.in(m.Mode)); err != nil {
-					t.Errorf("case %s: %v\n\twant:   %v", c.ID, err, c.in(m.Mode))
+				if err := run.Judge(resolver.State(), packet(c), c.expected(m.Mode)); err != nil {
+					t.Errorf("case %s: %v\n\twant:   %v", c.ID, err, c.expected(m.Mode))
 				}
 			}
 		}
 	}
 }
 
-func synced(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) error {
-	return unrefused(proxytest.Sync(ctx, d, r.State()))
+func syncModel(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) error {
+	return ignoreRefusals(proxytest.Sync(ctx, d, r.State()))
 }
 
-// unrefused takes refused rows out of an error: what they lack is judged packet by
-// packet.
-func unrefused(err error) error {
+// ignoreRefusals drops an error about refused rows: their packets are judged one by one.
+func ignoreRefusals(err error) error {
 	if _, ok := errors.AsType[*proxytest.RefusedError](err); ok {
 		return nil
 	}

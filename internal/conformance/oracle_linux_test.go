@@ -9,6 +9,6 @@ func TestOracle(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, g := range all.Groups {
-		t.Run(g.ID, func(t *testing.T) { report(t, g.playing(oracleMode), g.oracle()) })
+		t.Run(g.ID, func(t *testing.T) { report(t, g.casesFor(oracleMode), g.checkOracle()) })
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRandomGroupsAreRepeatable makes the same groups twice.
+// TestRandomGroupsAreRepeatable generates the same groups twice.
 func TestRandomGroupsAreRepeatable(t *testing.T) {
 	verdicts := map[proxy.Verdict]int{}
 	for seed := range uint64(50) {
@@ -36,7 +36,7 @@ func TestRandomGroupsAreRepeatable(t *testing.T) {
 	}
 }
 
-// TestRandomGroupsCanFail plays one against a dataplane that does nothing.
+// TestRandomGroupsCanFail runs a random group against a dataplane that does nothing.
 func TestRandomGroupsCanFail(t *testing.T) {
 	lab.Require(t)
 	d := Dataplane{Mode: "nftables", Open: func(context.Context) (proxy.Dataplane, error) { return idle{}, nil }}
@@ -45,7 +45,7 @@ func TestRandomGroupsCanFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.close()
-	st.silence = untilFailure
+	st.dropTimeout = answerTimeout
 	g, err := randomGroup(d.Mode, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -22,11 +22,11 @@ import (
 	"sluice/internal/resolve"
 )
 
-// testbeds is how many labs are used at once. Most of a lab's time is waiting
-// for silence, so there are more than processors.
+// testbeds is how many labs run concurrently. A lab mostly waits for silence, so there are more
+// than processors.
 const testbeds = 4
 
-// Run plays the whole table against a dataplane. Every case is a subtest named group/case.
+// Run runs the whole table against a dataplane. Every case is a subtest named group/case.
 func Run(t *testing.T, d Dataplane) {
 	lab.Require(t)
 	all, err := load()
@@ -34,16 +34,16 @@ func Run(t *testing.T, d Dataplane) {
 		t.Fatal(err)
 	}
 	s := newScheduler(t, d)
-	// What waits longest goes first.
+	// Stories wait longest, so they start first.
 	for _, story := range all.Stateful {
-		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.judge(story.ID, b.runStory(ctx, story)) })
+		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.checkStory(story.ID, b.runStory(ctx, story)) })
 	}
 	s.addGroups(t, all.Groups)
 	s.start(t)
 }
 
-// RunBridged plays the groups of the table that are written out, not the crossed
-// decision tables, on a node whose pods share a bridge ([lab.Config.Bridged]).
+// RunBridged runs the groups of the table that are written out, not the crossed decision tables, on
+// a node whose pods share a bridge ([lab.Config]).
 func RunBridged(t *testing.T, d Dataplane) {
 	lab.Require(t)
 	parts, err := loadParts()
@@ -53,28 +53,27 @@ func RunBridged(t *testing.T, d Dataplane) {
 	s := newScheduler(t, d)
 	s.bridged = true
 	for _, p := range parts {
-		if p.Theme != crossed {
+		if p.Theme != decisionTheme {
 			s.addGroups(t, p.Groups)
 		}
 	}
 	s.start(t)
 }
 
-// addGroups makes each group a subtest that has cases for the mode.
+// addGroups adds a job for each group that has cases for the mode.
 func (s *scheduler) addGroups(t *testing.T, groups []*Group) {
-	d := s.d
 	for _, g := range groups {
-		if cases := g.playing(d.Mode); len(cases) > 0 {
+		if cases := g.casesFor(s.d.Mode); len(cases) > 0 {
 			s.add(t, g.ID, cases, func(ctx context.Context, b *testbed) []failure {
-				return append(g.oracle(), b.runGroup(ctx, g)...)
+				return append(g.checkOracle(), b.runGroup(ctx, g)...)
 			})
 		}
 	}
 }
 
-// RunRandom plays n random worlds, each with changes in it, and compares what
-// random packets meet with the oracle's answers. World i is made from seed+i
-// alone and is the subtest seed=<that>.
+// RunRandom runs n random groups, each with several phases, and compares the results of random
+// packets with the oracle's answers. Group i is generated from seed+i alone and is the subtest
+// seed=<seed+i>.
 func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	lab.Require(t)
 	s := newScheduler(t, d)
@@ -86,7 +85,7 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 		s.add(t, g.ID, g.Cases, func(ctx context.Context, b *testbed) []failure {
 			failures := b.runGroup(ctx, g)
 			if len(failures) > 0 {
-				failures = append(failures, failure{err: g.explain(d.Mode)})
+				failures = append(failures, failure{err: g.describeStates(d.Mode)})
 			}
 			return failures
 		})
@@ -94,34 +93,34 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	s.start(t)
 }
 
-// job is something to be played on a testbed.
+// job is a group or story to run on a testbed.
 type job struct {
-	play func(context.Context, *testbed) []failure
+	run  func(context.Context, *testbed) []failure
 	done chan []failure
 }
 
-// scheduler shares the testbeds among the jobs. The testing package runs no
-// more subtests at once than there are processors, so the subtests only wait
-// and report; the playing is done by goroutines of our own.
+// scheduler distributes jobs over testbeds. The testing package runs no more subtests at once than
+// there are processors, so the subtests only wait and report; the scheduler's own goroutines run
+// the jobs.
 type scheduler struct {
-	d       Dataplane
-	bridged bool             // the pods of a node share a bridge
-	cgroups *traffic.Cgroups // if the dataplane acts on sockets
-	tally   tally
-	jobs    []job
+	d        Dataplane
+	bridged  bool             // the pods of a node share a bridge
+	cgroups  *traffic.Cgroups // nil unless the dataplane acts on sockets
+	counters counters
+	jobs     []job
 }
 
-// add makes a job a subtest, which takes part unless it was not asked for.
-func (s *scheduler) add(t *testing.T, id string, cases []*Case, play func(context.Context, *testbed) []failure) {
+// add adds a job and the subtest that reports it. A subtest excluded by -run adds no job.
+func (s *scheduler) add(t *testing.T, id string, cases []*Case, run func(context.Context, *testbed) []failure) {
 	t.Run(id, func(t *testing.T) {
-		j := job{play, make(chan []failure, 1)}
+		j := job{run, make(chan []failure, 1)}
 		s.jobs = append(s.jobs, j)
 		t.Parallel()
 		report(t, cases, <-j.done)
 	})
 }
 
-// start plays all jobs. The subtests wait for it.
+// start runs all jobs in the background; the subtests wait for their results.
 func (s *scheduler) start(t *testing.T) {
 	ctx := t.Context()
 	queue := make(chan job, len(s.jobs))
@@ -137,7 +136,7 @@ func (s *scheduler) start(t *testing.T) {
 				if err != nil {
 					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}
 				} else {
-					j.done <- j.play(ctx, b)
+					j.done <- j.run(ctx, b)
 				}
 			}
 			if err == nil {
@@ -150,58 +149,58 @@ func (s *scheduler) start(t *testing.T) {
 	t.Cleanup(wg.Wait)
 }
 
-// Dataplane is a dataplane to be put under the table.
+// Dataplane describes a dataplane under test.
 type Dataplane struct {
-	Mode string // the table's column
+	Mode string // selects the cases and their expectations
 
-	// Binds reports whether the mode makes an address of Services the node's own:
-	// its other ports are refused then, which others leave alone. Nil: it does not.
+	// Binds reports whether the mode assigns an address of a Service to the node, so that the node
+	// rejects packets to its other ports, which other modes leave alone. Nil means that it never
+	// does.
 	Binds func(*proxy.State, netip.Addr) bool
 
-	// Relays says that a process relays connections. It works only if bridges do not pass
-	// packets to netfilter. Endpoints on the client's bridge see the node instead of the
-	// client, which they would answer past the process.
+	// Relays says that a process relays connections. It works only if bridges do not pass packets
+	// to netfilter. Endpoints on the client's bridge see the node's address, since they would reply
+	// to the client's directly.
 	Relays bool
 
-	// HandsOver says that its work ends, with an error, when another takes over.
+	// HandsOver says that Run of the dataplane returns an error when another instance takes over.
 	HandsOver bool
 
-	// Cannot names the stories that the mode cannot play, with the reason.
+	// Cannot maps each story that must fail in this mode to the reason.
 	Cannot map[string]string
 
-	// Refuses are the protocols that the mode cannot do, and why: it refuses their
-	// rows. Cases are played all the same, and fail if an endpoint answers.
+	// Refuses maps each protocol that the mode does not support to the reason. The mode must refuse
+	// their rows. Their cases still run, and fail if an endpoint answers.
 	Refuses map[proxy.Protocol]string
 
-	// Open is called inside the node's network namespace, and so is every
-	// method of what it returns. Several may be open at once, each in a
-	// namespace of its own.
+	// Open is called inside the node's network namespace, and so are all methods of the result.
+	// Several may be open at once, each in its own namespace.
 	Open func(context.Context) (proxy.Dataplane, error)
 
-	// Daemon starts a whole daemon on a node, to be played instead of the dataplane.
+	// Daemon starts a daemon on a node, which is then tested instead of the dataplane.
 	Daemon func(node *lab.Host) (Daemon, error)
 
-	// Forgets says that what a daemon knows of clients dies with it.
-	Forgets bool
+	// ForgetsClients says that session affinity does not survive a restart of the daemon.
+	ForgetsClients bool
 
-	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
+	// Sockets describes and opens a mode that acts on sockets. Nil means that it does not.
 	Sockets *Sockets
 }
 
-// judge wants a story to fail that the mode cannot play.
-func (d *Dataplane) judge(story string, failures []failure) []failure {
+// checkStory inverts the result of a story that the mode cannot support: it must fail.
+func (d *Dataplane) checkStory(story string, failures []failure) []failure {
 	why, cannot := d.Cannot[story]
 	switch {
 	case !cannot:
 		return failures
 	case len(failures) == 0:
-		return []failure{{err: fmt.Errorf("went well, though %s", why)}}
+		return []failure{{err: fmt.Errorf("passed, although %s", why)}}
 	default:
 		return nil
 	}
 }
 
-// report makes failures those of the test and of its cases.
+// report reports failures in the test of the group and the subtests of its cases.
 func report(t *testing.T, cases []*Case, failures []failure) {
 	t.Helper()
 	byCase := map[string][]error{}
@@ -213,7 +212,7 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 	for _, c := range cases {
 		t.Run(c.ID, func(t *testing.T) {
-			failed, untried := sift(byCase[c.ID])
+			failed, untried := splitUntried(byCase[c.ID])
 			for _, err := range failed {
 				t.Error(err)
 			}
@@ -227,9 +226,9 @@ func report(t *testing.T, cases []*Case, failures []failure) {
 	}
 }
 
-// sift parts what went wrong in one way of playing a case from why the case could not be
-// tried in another.
-func sift(errs []error) (failed []error, untried error) {
+// splitUntried separates failures from reasons why the case cannot run here. A case runs in several
+// ways, so it may have both.
+func splitUntried(errs []error) (failed []error, untried error) {
 	for _, err := range errs {
 		if errors.Is(err, lab.ErrUntried) {
 			untried = cmp.Or(untried, err)
@@ -240,32 +239,32 @@ func sift(errs []error) (failed []error, untried error) {
 	return failed, untried
 }
 
-// run is a group or a story while it is played in one of two ways: its changes
-// reach the kernel as whole states, or as increments.
+// run is the execution of a group or story in one of two ways: each change reaches the kernel as a
+// whole state (Sync) or as increments (Apply).
 type run struct {
 	*testbed
-	how        string
+	way        string
 	increments bool
 	rng        *rand.Rand
 	world      *World
 	resolver   *resolve.Resolver
-	remembered map[string]backends  // by a story's steps
-	bindings   map[clientOf]binding // of clients that are remembered
+	remembered map[string]backends        // by the name that a step gave
+	bindings   map[affinityClient]binding // of clients with session affinity
 }
 
-// begin makes the kernel forget what it was left with and leads it to the world.
-// A whole state must do without that.
-func (r *run) begin(ctx context.Context) error {
+// applyInitial brings the kernel to the first world. With increments it first syncs the empty
+// state, to remove what the previous group left; a Sync of the whole state must do that by itself.
+func (r *run) applyInitial(ctx context.Context) error {
 	if r.increments {
 		if err := r.sync(ctx, r.resolver.State()); err != nil {
 			return err
 		}
 	}
-	return r.follow(ctx, r.world.begin(r.rng))
+	return r.applyEvents(ctx, r.world.begin(r.rng))
 }
 
-// follow tells the resolver events and the kernel what came of them.
-func (r *run) follow(ctx context.Context, events []event) error {
+// applyEvents passes events to the resolver and the resulting changes to the kernel.
+func (r *run) applyEvents(ctx context.Context, events []event) error {
 	for _, e := range events {
 		e(r.resolver)
 		if r.increments {
@@ -281,88 +280,88 @@ func (r *run) follow(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
-// inBothWays plays something with whole states and by increments. A daemon has ways
-// of its own.
-func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs []error) {
+// runBothWays runs a function once with whole states and once with increments; a daemon runs it
+// once, as it applies changes its own way.
+func (b *testbed) runBothWays(id string, w *World, do func(*run) error) (errs []error) {
 	ways := []string{"kernel, state at once", "kernel, state by increments"}
 	if b.daemon != nil {
 		ways = []string{"daemon"}
 	}
 	for i, how := range ways {
-		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // the same at each run
-		r := &run{b, how, i == 1, rng, w, w.nothing(b.d.Mode), map[string]backends{}, map[clientOf]binding{}}
-		errs = append(errs, within(how, play(r)))
+		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // reproducible
+		r := &run{b, how, i == 1, rng, w, w.emptyResolver(b.d.Mode), map[string]backends{}, map[affinityClient]binding{}}
+		errs = append(errs, wrap(how, do(r)))
 	}
 	return errs
 }
 
 func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
-	how := "play after " + cmp.Or(b.last, "nothing") // whose state the kernel still has
-	b.last = g.ID
+	after := "run after " + cmp.Or(b.lastGroup, "nothing") // whose state the kernel still has
+	b.lastGroup = g.ID
 	worlds := g.worlds()
-	err := b.prepare(worlds, g.playing(b.d.Mode))
+	err := b.prepare(worlds, g.casesFor(b.d.Mode))
 	if err == nil {
-		err = errors.Join(b.inBothWays(g.ID, worlds[0], func(r *run) error {
-			found, err := r.phases(ctx, g, worlds)
+		err = errors.Join(b.runBothWays(g.ID, worlds[0], func(r *run) error {
+			found, err := r.runPhases(ctx, g, worlds)
 			failures = append(failures, found...)
 			return err
 		})...)
 	}
 	if err != nil {
-		failures = append(failures, failure{err: fmt.Errorf("%s: %w", how, err)})
+		failures = append(failures, failure{err: fmt.Errorf("%s: %w", after, err)})
 	}
 	return failures
 }
 
-func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
+func (r *run) runPhases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
 	for i, p := range g.Phases {
 		switch {
 		case r.daemon != nil:
-			err = r.tell(ctx, p, worlds[i])
+			err = r.writePhase(ctx, p, worlds[i])
 		case i == 0:
-			err = r.begin(ctx)
+			err = r.applyInitial(ctx)
 		default:
-			err = r.follow(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
+			err = r.applyEvents(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
 		}
-		// Half of the ports may not be enough for all phases.
+		// Check before every phase: half of the ports may not be enough for all of them.
 		if err := errors.Join(err, r.lab.Refresh()); err != nil {
 			return failures, err
 		}
 		var runs []*caseRun
-		for _, c := range g.playing(r.d.Mode, p.Name) {
+		for _, c := range g.casesFor(r.d.Mode, p.Name) {
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
 				runs = append(runs, r.caseRun(c))
 			}
 		}
-		runs = append(runs, r.again(p.Name)...)
-		if err := r.play(ctx, runs); err != nil {
+		runs = append(runs, r.repeatClients(p.Name)...)
+		if err := r.runCases(ctx, runs); err != nil {
 			return failures, err
 		}
 		if r.daemon != nil {
-			r.bind(runs)
+			r.recordBindings(runs)
 		}
 		for _, c := range runs {
 			err := c.result()
 			if reason := r.d.Refuses[c.protocol()]; reason != "" && c.want.Verdict != proxy.Untouched {
-				err = c.differs(reason)
+				err = c.checkRefused(reason)
 			}
 			if err != nil {
 				failures = append(failures, failure{c.ID, fmt.Errorf("%s: %w\n\twant:   %v\n\toracle: %v",
-					r.how, err, c.want, answer(r.resolver.State(), c.Case))})
+					r.way, err, c.want, oracleAnswer(r.resolver.State(), c.Case))})
 			}
 		}
 	}
 	return failures, nil
 }
 
-// want returns what is expected in the mode. Where a daemon hears of objects, they may
-// have become others than they were meant to be.
+// want returns the expected result. For a daemon it is the oracle's answer, because the source may
+// have changed the objects.
 func (r *run) want(c *Case) Expect {
-	e := c.in(r.d.Mode)
+	e := c.expected(r.d.Mode)
 	if r.daemon != nil {
-		e = answer(r.resolver.State(), c)
+		e = oracleAnswer(r.resolver.State(), c)
 	}
 	if e.Verdict == proxy.Untouched && r.d.Binds != nil && r.d.Binds(r.resolver.State(), c.Dst) {
 		return Expect{Verdict: proxy.Reject}
@@ -378,139 +377,140 @@ func (r *run) want(c *Case) Expect {
 	return e
 }
 
-// How long and how often. An answer takes less than a millisecond here, so where
-// silence is expected a wrong answer does not need long to be noticed. Where
-// an answer is expected, even a very busy machine must have time to give it.
+// Timeouts and numbers of connections. An answer takes less than a millisecond here, so where
+// silence is expected a short wait is enough to notice a wrong answer. Where an answer is expected,
+// the timeout allows for a very busy machine.
 const (
-	untilSilence = 200 * time.Millisecond // when silence is expected
-	untilFailure = 4 * time.Second        // when anything else is
-	fewTries     = 8                      // per endpoint, if all have answered by then
-	manyTries    = 30                     // per endpoint, before one counts as missing
-	otherTries   = 2                      // when no endpoint is expected
+	silenceTimeout = 200 * time.Millisecond // where silence is expected
+	answerTimeout  = 4 * time.Second        // otherwise
+	minTries       = 8                      // per endpoint, before checking whether all have answered
+	maxTries       = 30                     // per endpoint, before one is reported missing
+	otherTries     = 2                      // where no endpoint is expected to answer
 )
 
-// caseRun is one case while it is played.
+// caseRun is the execution of one case.
 type caseRun struct {
 	*Case
-	want    Expect
-	tries   int
-	answers []netip.AddrPort // who answered, in order
-	others  []netip.AddrPort // who answered and should not have, or not so
-	err     error            // the first surprise
+	want         Expect
+	tries        int
+	answers      []netip.AddrPort // who answered, in order
+	wrongAnswers []netip.AddrPort // of wrong endpoints, or with the wrong client address
+	err          error            // the first wrong result
 
-	sticky     bool             // the client is remembered
-	client     clientOf         // who that is
-	stay       []netip.AddrPort // whom it must be sent to one of; nil: anybody
-	twin       *caseRun         // the same with unbound sockets, if there is one
-	unbound    bool
-	translates float64 // which share, at the socket, if the mode acts on sockets
-	translated int
-	sockets    int // that were made for it
+	sticky         bool             // the row has session affinity
+	client         affinityClient   // set if sticky
+	allowed        []netip.AddrPort // endpoints that session affinity permits; nil means any
+	unboundRun     *caseRun         // the same case with unbound sockets; nil means none
+	unbound        bool
+	wantTranslated float64 // the share of flows to be translated at the socket
+	translated     int
+	sockets        int // made so far; see socket
 }
 
-// next returns how many connections are still to be made.
-func (r *caseRun) next() int {
+// remaining returns how many connections are still to be made.
+func (r *caseRun) remaining() int {
 	switch {
 	case r.err != nil:
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
-	case r.sticky && r.tries < 2: // the first comes alone: of two at the same time both would be
-		return []int{1, fewTries}[r.tries]
+	case r.sticky && r.tries < 2: // the first connects alone: two concurrent ones would both be first
+		return []int{1, minTries}[r.tries]
 	case r.sticky:
 		return 0
-	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < r.most():
-		return fewTries * len(r.want.To)
+	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.tooFewTranslated()) && r.tries < r.triesLimit():
+		return minTries * len(r.want.To)
 	default:
 		return 0
 	}
 }
 
-// most returns how often a case is tried. Who draws twice gets itself less often.
-func (r *caseRun) most() int {
+// triesLimit returns the maximum number of connections. A flow that the socket programs leave to
+// the rules is balanced twice, so a pod reaches itself less often.
+func (r *caseRun) triesLimit() int {
 	n := len(r.want.To)
 	if r.unbound && r.From == FromSelf {
 		n *= n
 	}
-	return manyTries * n
+	return maxTries * n
 }
 
-// short reports whether too few flows were translated at the socket.
-func (r *caseRun) short() bool {
-	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.translates
+// tooFewTranslated reports whether too few flows were translated at the socket.
+func (r *caseRun) tooFewTranslated() bool {
+	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.wantTranslated
 }
 
-// result returns what was wrong, or nil.
+// result returns an error if the case had a wrong result.
 func (r *caseRun) result() error {
 	missing := r.want.missing(r.answers)
 	switch {
 	case r.err != nil:
 		return r.err
 	case r.sticky:
-		return r.kept()
+		return r.checkAffinity()
 	case len(missing) > 0:
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
-	case r.short():
+	case r.tooFewTranslated():
 		return fmt.Errorf("only %d of %d flows were translated at the socket", r.translated, r.tries)
-	case r.translates == 0 && r.translated > 0:
+	case r.wantTranslated == 0 && r.translated > 0:
 		return fmt.Errorf("%d of %d flows were translated at the socket, and none may be", r.translated, r.tries)
-	case r.twin != nil:
-		return within("unbound", r.twin.result())
+	case r.unboundRun != nil:
+		return wrap("unbound", r.unboundRun.result())
 	default:
 		return nil
 	}
 }
 
-// kept wants a client to be sent where it was sent before. Only its first connection
-// may have been made together with those of another case.
-func (r *caseRun) kept() error {
+// checkAffinity checks that a client with session affinity always reached the same endpoint. Its
+// first connection is exempt from the comparison, because another case of the same client may have
+// connected at the same time.
+func (r *caseRun) checkAffinity() error {
 	all, answers := r.answers, slices.Clone(r.answers[1:])
-	if r.twin != nil {
-		if r.twin.err != nil {
-			return within("unbound", r.twin.err)
+	if r.unboundRun != nil {
+		if r.unboundRun.err != nil {
+			return wrap("unbound", r.unboundRun.err)
 		}
-		all, answers = slices.Concat(all, r.twin.answers), append(answers, r.twin.answers[1:]...)
+		all, answers = slices.Concat(all, r.unboundRun.answers), append(answers, r.unboundRun.answers[1:]...)
 	}
-	lost := func(a netip.AddrPort) bool { return r.stay != nil && !slices.Contains(r.stay, a) }
+	lost := func(a netip.AddrPort) bool { return r.allowed != nil && !slices.Contains(r.allowed, a) }
 	switch {
 	case len(slices.Compact(answers)) > 1:
 		return fmt.Errorf("a client with session affinity was sent to %v", all)
 	case slices.ContainsFunc(all, lost):
-		return fmt.Errorf("%v, a client of %v that an earlier phase sent to %v, was sent to %v", r.Src, r.to(), r.stay, all)
+		return fmt.Errorf("%v, a client of %v that an earlier phase sent to %v, was sent to %v", r.Src, r.to(), r.allowed, all)
 	}
 	return nil
 }
 
-// differs returns what is wrong with a case that the mode cannot do for some
-// reason: that it can, after all, or that somebody answers whom nobody asked.
-func (r *caseRun) differs(reason string) error {
+// checkRefused checks a case whose protocol the mode refuses: it must not be forwarded, and nobody
+// but the destination itself may answer. Otherwise the case counts as untried.
+func (r *caseRun) checkRefused(reason string) error {
 	stranger := func(a netip.AddrPort) bool { return a != r.to() }
 	switch {
 	case r.want.Verdict == proxy.Forward && r.result() == nil:
-		return fmt.Errorf("answered, though %s", reason)
-	case slices.ContainsFunc(r.others, stranger):
-		return fmt.Errorf("answered by %v, though %s", r.others, reason)
+		return fmt.Errorf("forwarded correctly, although %s", reason)
+	case slices.ContainsFunc(r.wrongAnswers, stranger):
+		return fmt.Errorf("answered by %v, although %s", r.wrongAnswers, reason)
 	default:
 		return fmt.Errorf("%s: %w", reason, lab.ErrUntried)
 	}
 }
 
-// play sends the packets of cases. Those that need an address bound to the node
-// come one by one after the others, as an address that is the node's changes
-// what the others would see.
-func (b *testbed) play(ctx context.Context, runs []*caseRun) error {
+// runCases connects the clients of all cases. Cases that need an address bound to the node run
+// afterwards, one by one, because the address would change the results of the others.
+func (b *testbed) runCases(ctx context.Context, runs []*caseRun) error {
 	bound := func(r *caseRun) bool { return r.From == FromVIP }
-	err := b.playTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))
+	err := b.runTogether(ctx, slices.DeleteFunc(slices.Clone(runs), bound))
 	for _, r := range runs {
 		if bound(r) {
-			err = errors.Join(err, b.playBound(ctx, r))
+			err = errors.Join(err, b.runBound(ctx, r))
 		}
 	}
 	return err
 }
 
-// playBound plays one case while its source is an address of the node.
-func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
+// runBound runs one case while its source is an address of the node.
+func (b *testbed) runBound(ctx context.Context, r *caseRun) (err error) {
 	n := b.lab.Node()
 	if err := n.Bind(r.Src); err != nil {
 		return err
@@ -523,54 +523,54 @@ func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
 		}
 		defer func() { err = errors.Join(err, l.Close()) }()
 	}
-	return b.playTogether(ctx, []*caseRun{r})
+	return b.runTogether(ctx, []*caseRun{r})
 }
 
-// playTogether makes connections until each case is decided.
-func (b *testbed) playTogether(ctx context.Context, all []*caseRun) error {
-	all = b.addTwins(all)
+// runTogether makes connections until the result of each case is known.
+func (b *testbed) runTogether(ctx context.Context, all []*caseRun) error {
+	all = b.addUnboundRuns(all)
 	if err := b.warmUp(ctx, all); err != nil {
 		return err
 	}
 	for {
 		var next []*caseRun
 		for _, r := range all {
-			next = append(next, slices.Repeat([]*caseRun{r}, r.next())...)
+			next = append(next, slices.Repeat([]*caseRun{r}, r.remaining())...)
 		}
 		if len(next) == 0 {
 			return nil
 		}
-		if err := b.round(ctx, next); err != nil {
+		if err := b.connectAll(ctx, next); err != nil {
 			return err
 		}
 	}
 }
 
-// round makes one connection for each case in the list, on all hosts at once.
-func (b *testbed) round(ctx context.Context, list []*caseRun) error {
+// connectAll makes one connection for each item of the list, on all hosts concurrently.
+func (b *testbed) connectAll(ctx context.Context, list []*caseRun) error {
 	byHost := map[*lab.Host][]*caseRun{}
 	for _, r := range list {
-		h := b.client(r.Case)
+		h := b.clientHost(r.Case)
 		byHost[h] = append(byHost[h], r)
 	}
 	var group errgroup.Group
 	for h, list := range byHost {
 		var flows []traffic.Flow
 		for _, r := range list {
-			patience := untilFailure
+			patience := answerTimeout
 			if r.want.Verdict == proxy.Drop {
-				patience = b.silence
+				patience = b.dropTimeout
 			}
 			flow := traffic.Flow{Protocol: r.protocol(), Src: r.Src, Dst: r.to(), Patience: patience}
 			if r.unbound {
-				flow.Socket, flow.Closing = r.socket(), func(fd int) { b.inspect(r, fd) }
+				flow.Socket, flow.BeforeClose = r.socket(), func(fd int) { b.inspect(r, fd) }
 			}
 			flows = append(flows, flow)
 		}
 		group.Go(func() error {
 			seen, err := h.Probe(ctx, flows)
 			for i := range seen {
-				b.note(list[i], seen[i])
+				b.record(list[i], seen[i])
 			}
 			return err
 		})
@@ -578,15 +578,15 @@ func (b *testbed) round(ctx context.Context, list []*caseRun) error {
 	return group.Wait()
 }
 
-func (b *testbed) note(r *caseRun, seen traffic.Seen) {
+func (b *testbed) record(r *caseRun, seen traffic.Seen) {
 	r.tries++
-	b.tally.flows.Add(1)
-	err := r.want.judge(r.Case, seen, b.visible(r.Src, seen.By))
+	b.counters.flows.Add(1)
+	err := r.want.check(r.Case, seen, b.masqueradeVisible(r.Src, seen.By))
 	r.err = cmp.Or(r.err, err)
 	switch answered := seen.Fate == traffic.Answered; {
 	case answered && err == nil:
 		r.answers = append(r.answers, seen.By)
 	case answered:
-		r.others = append(r.others, seen.By)
+		r.wrongAnswers = append(r.wrongAnswers, seen.By)
 	}
 }

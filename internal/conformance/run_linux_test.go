@@ -26,8 +26,8 @@ func (idle) Apply(context.Context, *proxy.State, *proxy.Changed) (proxy.Refused,
 }
 func (idle) Close() error { return nil }
 
-// TestTheTableCanFail plays the whole table against a dataplane that does
-// nothing. Exactly the cases that are to be left alone may pass, in both ways.
+// TestTheTableCanFail runs the whole table against a dataplane that does nothing. Exactly the cases
+// that expect untouched packets may pass, in both ways.
 func TestTheTableCanFail(t *testing.T) {
 	lab.Require(t)
 	all, err := load()
@@ -39,7 +39,7 @@ func TestTheTableCanFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.silence = untilFailure // there is none, so nobody waits for it
+	st.dropTimeout = answerTimeout // no case is silent, so nothing waits for it
 	t.Cleanup(func() {
 		if err := st.close(); err != nil {
 			t.Error(err)
@@ -55,7 +55,7 @@ func TestTheTableCanFail(t *testing.T) {
 		}
 		for _, c := range g.Cases {
 			want := 2
-			if !slices.Contains(g.playing(d.Mode), c) || c.in(d.Mode).Verdict == proxy.Untouched {
+			if !slices.Contains(g.casesFor(d.Mode), c) || c.expected(d.Mode).Verdict == proxy.Untouched {
 				want = 0
 			}
 			if failed[c.ID] != want {
@@ -70,9 +70,9 @@ func TestTheTableCanFail(t *testing.T) {
 	}
 }
 
-// TestSift wants a failure to count whatever else could not be tried, and no error number
-// of the kernel to be taken for the reason of a skip.
-func TestSift(t *testing.T) {
+// TestSplitUntried checks that a failure counts even if another way could not be tried, and that no
+// errno of the kernel causes a skip.
+func TestSplitUntried(t *testing.T) {
 	untried := fmt.Errorf("no SCTP: %w", lab.ErrUntried)
 	wrong, kernel := errors.New("answered"), fmt.Errorf("send: %w", unix.EOPNOTSUPP)
 	for _, tt := range []struct {
@@ -86,15 +86,15 @@ func TestSift(t *testing.T) {
 		{"wrong in the second", []error{untried, wrong}, []error{wrong}, untried},
 		{"the kernel's", []error{kernel}, []error{kernel}, nil},
 	} {
-		failed, skip := sift(tt.errs)
+		failed, skip := splitUntried(tt.errs)
 		if !slices.Equal(failed, tt.failed) || skip != tt.skip {
 			t.Errorf("%s: failed %v, not tried for %v; want %v and %v", tt.name, failed, skip, tt.failed, tt.skip)
 		}
 	}
 }
 
-// TestDiffers has a case of a protocol that a mode refuses answered by somebody.
-func TestDiffers(t *testing.T) {
+// TestCheckRefused checks cases of a protocol that the mode refuses, by who answers.
+func TestCheckRefused(t *testing.T) {
 	own, other := netip.MustParseAddrPort("172.30.0.1:80"), netip.MustParseAddrPort("10.0.0.9:80")
 	forward := Expect{Verdict: proxy.Forward, To: map[netip.AddrPort]bool{other: false}}
 	for _, tt := range []struct {
@@ -108,8 +108,8 @@ func TestDiffers(t *testing.T) {
 		{"its own destination", Expect{Verdict: proxy.Reject}, nil, []netip.AddrPort{own}, true},
 		{"another", Expect{Verdict: proxy.Drop}, nil, []netip.AddrPort{own, other}, false},
 	} {
-		r := caseRun{Case: &Case{Dst: own.Addr(), DPort: own.Port()}, want: tt.want, answers: tt.answers, others: tt.others}
-		if err := r.differs("it relays none"); errors.Is(err, lab.ErrUntried) != tt.untried {
+		r := caseRun{Case: &Case{Dst: own.Addr(), DPort: own.Port()}, want: tt.want, answers: tt.answers, wrongAnswers: tt.others}
+		if err := r.checkRefused("it relays none"); errors.Is(err, lab.ErrUntried) != tt.untried {
 			t.Errorf("answered by %s: %v", tt.name, err)
 		}
 	}

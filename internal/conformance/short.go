@@ -8,11 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// shortFields has the short form of Services and EndpointSlices, in which service
-// proxies share their packet cases: for the objects under a key, the path in the
-// API's object of each short name. A name that is not in it stays as it is and is
-// refused when it is decoded, like any other unknown field.
-var shortFields = map[string]map[string]string{
+// fieldPaths maps the short form of Services and EndpointSlices, in which service proxies share
+// their packet cases, to the API's fields: by key of the surrounding object, then by short name.
+// Other names stay as they are; decoding rejects the unknown ones.
+var fieldPaths = map[string]map[string]string{
 	"services": {
 		"type": "spec.type", "family": "spec.ipFamilies", "ipFamilies": "spec.ipFamilies",
 		"clusterIP": "spec.clusterIP", "clusterIPs": "spec.clusterIPs", "externalIPs": "spec.externalIPs",
@@ -30,12 +29,12 @@ var shortFields = map[string]map[string]string{
 	},
 }
 
-// comments are the fields of everything else that say nothing to a proxy.
+// comments are the fields, outside of API objects, that are meant for readers only.
 var comments = []string{"version", "environment", "family", "basis", "upstream_fails", "upstream_note", "title", "note"}
 
 type object = map[string]any
 
-// expand replaces what a file has in short and leaves out its comments.
+// expand converts a file from the short form to the API's form and removes comments.
 func expand(text []byte) ([]byte, error) {
 	var file any
 	if err := json.Unmarshal(text, &file); err != nil {
@@ -44,7 +43,7 @@ func expand(text []byte) ([]byte, error) {
 	return json.Marshal(expandAll("", file, 0))
 }
 
-// expandAll expands a value that has a key, or is item i of a list that has.
+// expandAll expands the value of a key, or item i of the list that is its value.
 func expandAll(key string, value any, i int) any {
 	switch value := value.(type) {
 	case string:
@@ -57,7 +56,7 @@ func expandAll(key string, value any, i int) any {
 		}
 	case object:
 		if value["metadata"] != nil {
-			return value // in the API's form
+			return value // already in the API's form
 		}
 		for k := range value {
 			value[k] = expandAll(k, value[k], 0)
@@ -67,7 +66,7 @@ func expandAll(key string, value any, i int) any {
 	return value
 }
 
-// expandObject moves the fields of an object to where they are in the API.
+// expandObject moves the fields of an object to their paths in the API.
 func expandObject(key string, short object, i int) object {
 	switch key {
 	case "services":
@@ -80,7 +79,7 @@ func expandObject(key string, short object, i int) object {
 		if short["affinity"] != nil {
 			short["sessionAffinity"] = "ClientIP"
 		}
-	case "slices": // named by its place in the list unless it has a name
+	case "slices": // the default name is the index in the list
 		namespace, service, _ := strings.Cut(fmt.Sprint(short["service"]), "/")
 		name, ok := short["name"]
 		if !ok {
@@ -96,7 +95,7 @@ func expandObject(key string, short object, i int) object {
 		delete(short, "ip")
 		delete(short, "extra_addresses")
 	}
-	fields, known := shortFields[key]
+	fields, known := fieldPaths[key]
 	if !known {
 		for _, c := range comments {
 			delete(short, c)
@@ -109,7 +108,7 @@ func expandObject(key string, short object, i int) object {
 			path = strings.Split(to, ".")
 		}
 		if err := unstructured.SetNestedField(out, value, path...); err != nil {
-			out[name] = value // decoding says what is wrong with it
+			out[name] = value // decoding reports what is wrong
 		}
 	}
 	return out

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestShortForm reads one group in short and as objects of the API.
+// TestShortForm parses one group in the short form and in the API's form.
 func TestShortForm(t *testing.T) {
 	const short = `
 version: 1
@@ -82,8 +82,7 @@ groups:
 	}
 }
 
-// TestUnknownFields wants a misspelt field of an object to be an error in both
-// forms.
+// TestUnknownFields checks that a misspelt field of an object is an error in both forms.
 func TestUnknownFields(t *testing.T) {
 	for _, service := range []string{
 		`{name: ns1/svc1, clusterip: 172.30.0.41}`,
@@ -93,7 +92,7 @@ func TestUnknownFields(t *testing.T) {
 	} {
 		text := `groups: [{id: g, services: [` + service + `], cases: [{id: a, from: pod, dst: 1.2.3.4, dport: 80, expect: drop}]}]`
 		if _, err := parse([]byte(text)); err == nil {
-			t.Errorf("%s was taken", service)
+			t.Errorf("%s was accepted", service)
 		}
 	}
 }

@@ -13,27 +13,25 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Sockets is what a mode says of itself that acts on sockets, next to its rules. Each
-// case is played with unbound sockets too then, if the kernel would choose the
-// case's source.
+// Sockets describes a mode that acts on sockets in addition to its rules. Each case then also runs
+// with unbound sockets, if the kernel would choose the case's source address.
 type Sockets struct {
-	// Open is Dataplane.Open for such a mode. The sockets of the node and its pods are
-	// in the cgroup.
+	// Open replaces Dataplane.Open. The sockets of the node and its pods are in the cgroup.
 	Open func(ctx context.Context, cgroup string) (proxy.Dataplane, error)
 
-	// Translated asks the kernel whether an open socket of TCP or UDP was translated.
-	// It is called by several goroutines, in the client's namespace. Nil: nobody can be
-	// asked, and only what becomes of packets is looked at.
+	// Translated asks the kernel whether an open TCP or UDP socket was translated. It is called
+	// concurrently, in the client's namespace. Nil means that this cannot be asked, so only the
+	// results of packets are checked.
 	Translated func(d proxy.Dataplane, fd int) (bool, error)
 
-	// Cgroups are those that the process is in already. Nil: it is in none.
+	// Cgroups is the cgroup that the process is already in. Nil means that each run creates one.
 	Cgroups *traffic.Cgroups
 }
 
-// translates returns which share of the flows of unbound sockets is to be translated at
-// the socket, as they are to endpoints where the outcome is the same. If it is none, to
-// do so is wrong: a rule would have been missed or the endpoint would see another client.
-func translates(s *proxy.State, c *Case) (share float64) {
+// translatedShare returns the share of the flows of unbound sockets that must be translated at the
+// socket: those to endpoints where the result is the same as with the rules. If it is 0, none may
+// be translated, because a rule would be bypassed or the endpoint would see another client address.
+func translatedShare(s *proxy.State, c *Case) (share float64) {
 	p := packet(c)
 	o := s.Outcome(p)
 	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
@@ -43,15 +41,15 @@ func translates(s *proxy.State, c *Case) (share float64) {
 	if p.DstLocal && o.Frontend.Kind != proxy.NodePort || o.Route.From != nil {
 		return 0
 	}
-	// A socket of the node takes the address of the way to the endpoint, as if it were
-	// masqueraded. A pod must not see itself as its client.
+	// A socket of the node uses the source address of the route to the endpoint, as if it were
+	// masqueraded. A pod must not appear as its own client.
 	node := p.In == "" && o.Origin == proxy.ThisNode
 	if !node && p.In != lab.Bridge {
 		return 0
 	}
 	fit := 0
 	for _, b := range o.Backends {
-		again := *c // as the rules would see it then, which must have nothing to do with it
+		again := *c // the translated packet, which the rules must leave untouched
 		again.Dst, again.DPort = b.Addr.Addr(), b.Addr.Port()
 		if b.Masquerade == node && s.Outcome(packet(&again)).Verdict == proxy.Untouched {
 			fit++
@@ -60,7 +58,7 @@ func translates(s *proxy.State, c *Case) (share float64) {
 	return float64(fit) / float64(len(o.Backends))
 }
 
-// newScheduler moves the process to a cgroup of its own if the mode acts on sockets.
+// newScheduler moves the process into its own cgroup if the mode acts on sockets.
 func newScheduler(t *testing.T, d Dataplane) *scheduler {
 	s := &scheduler{d: d}
 	if d.Sockets == nil {
@@ -73,7 +71,7 @@ func newScheduler(t *testing.T, d Dataplane) *scheduler {
 		}
 	}
 	t.Cleanup(func() {
-		n := &s.tally
+		n := &s.counters
 		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
 		if d.Sockets.Cgroups != nil {
 			return
@@ -85,7 +83,7 @@ func newScheduler(t *testing.T, d Dataplane) *scheduler {
 	return s
 }
 
-// addCgroup returns the cgroup of one more testbed, if it is to have one.
+// addCgroup creates the cgroup of a testbed, if it needs one.
 func (s *scheduler) addCgroup() (string, error) {
 	if s.cgroups == nil {
 		return "", nil
@@ -93,33 +91,34 @@ func (s *scheduler) addCgroup() (string, error) {
 	return s.cgroups.Add()
 }
 
-// tally is what was played in all testbeds.
-type tally struct{ flows, unbound, translated atomic.Int64 }
+// counters counts flows over all testbeds.
+type counters struct{ flows, unbound, translated atomic.Int64 }
 
-// choosesSource reports whether the client's kernel takes a case's source by itself.
+// choosesSource reports whether the client's kernel would choose the source of the case by itself.
 func (b *testbed) choosesSource(c *Case) bool {
 	if b.d.Sockets == nil || c.protocol() == proxy.SCTP {
 		return false
 	}
-	src, err := b.client(c).Source(c.Dst)
+	src, err := b.clientHost(c).Source(c.Dst)
 	return err == nil && src == c.Src
 }
 
-// addTwins has cases played with unbound sockets too, where that is the same case.
-func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
+// addUnboundRuns adds a run with unbound sockets for each case where the kernel chooses the same
+// source.
+func (b *testbed) addUnboundRuns(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
-			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true}
+			r.unboundRun = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true}
 			if b.d.Sockets.Translated != nil {
-				r.twin.translates = r.translates
+				r.unboundRun.wantTranslated = r.wantTranslated
 			}
-			runs = append(runs, r.twin)
+			runs = append(runs, r.unboundRun)
 		}
 	}
 	return runs
 }
 
-// socket returns how the next unbound socket of a case is made, each time otherwise.
+// socket returns the options of the next unbound socket of a case; they vary from one to the next.
 func (r *caseRun) socket() traffic.Socket {
 	n, tcp := r.sockets, r.protocol() == proxy.TCP
 	r.sockets++
@@ -127,49 +126,49 @@ func (r *caseRun) socket() traffic.Socket {
 		Unbound:     true,
 		Mapped:      r.Dst.Is4() && n%3 == 1,
 		Unconnected: !tcp && n%2 == 1,
-		Multipath:   tcp && n%8 == 7 && r.want.Verdict == proxy.Forward, // whose refusals look like resets
+		Multipath:   tcp && n%8 == 7 && r.want.Verdict == proxy.Forward, // MPTCP reports refusals as resets
 	}
 }
 
-// inspect asks what became of an unbound socket of a case.
+// inspect records whether an unbound socket of a case was translated.
 func (b *testbed) inspect(r *caseRun, fd int) {
-	b.tally.unbound.Add(1)
+	b.counters.unbound.Add(1)
 	if b.d.Sockets.Translated == nil {
 		return
 	}
 	translated, err := b.d.Sockets.Translated(b.dp, fd)
-	r.err = cmp.Or(r.err, within("ask whether a socket was translated", err))
+	r.err = cmp.Or(r.err, wrap("ask whether a socket was translated", err))
 	if translated {
 		r.translated++
-		b.tally.translated.Add(1)
+		b.counters.translated.Add(1)
 	}
 }
 
-// warmUp waits until a client's flows are translated: a mode may learn from the first
-// one who it is; or until they are not, as an address of the node's just came. Where
-// that was in vain once, it is not waited for again.
+// warmUp waits until a client's flows are translated, because a mode may learn the client's address
+// from its first flow; or, after an address was bound to the node, until they are no longer
+// translated. After a timeout it never waits again.
 func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	var cold []*caseRun
 	for _, r := range runs {
 		known := func(c *caseRun) bool { return c.Src == r.Src }
-		if r.unbound && (r.translates > 0 || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
-			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates, twin: r})
+		if r.unbound && (r.wantTranslated > 0 || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
+			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, wantTranslated: r.wantTranslated, unboundRun: r})
 		}
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	end := time.Now().Add(traffic.Scaled(5 * time.Second))
-	for len(cold) > 0 && !b.inVain {
-		if err := b.round(ctx, cold); err != nil {
+	for len(cold) > 0 && !b.warmUpTimedOut {
+		if err := b.connectAll(ctx, cold); err != nil {
 			return err
 		}
 		cold = slices.DeleteFunc(cold, func(c *caseRun) bool {
-			right := (c.translated > 0) == (c.translates > 0)
-			c.translated, c.sockets, c.twin.err = 0, 0, c.err // an ordinary socket again
+			right := (c.translated > 0) == (c.wantTranslated > 0)
+			c.translated, c.sockets, c.unboundRun.err = 0, 0, c.err // reset for the next round
 			return right || c.err != nil
 		})
 		if len(cold) > 0 {
-			b.inVain = (<-tick.C).After(end)
+			b.warmUpTimedOut = (<-tick.C).After(end)
 		}
 	}
 	return nil

@@ -2,7 +2,7 @@ package conformance
 
 import "testing"
 
-// TestTranslatedAtTheSocket counts the flows of unbound sockets that were.
+// TestTranslatedAtTheSocket checks the required share of flows translated at the socket.
 func TestTranslatedAtTheSocket(t *testing.T) {
 	for _, tc := range []struct {
 		translates        float64
@@ -19,8 +19,8 @@ func TestTranslatedAtTheSocket(t *testing.T) {
 		{0, 8, 0, true},
 		{0, 8, 1, false},
 	} {
-		twin := &caseRun{unbound: true, translates: tc.translates, tries: tc.tries, translated: tc.translated}
-		if err := (&caseRun{twin: twin}).result(); (err == nil) != tc.ok {
+		twin := &caseRun{unbound: true, wantTranslated: tc.translates, tries: tc.tries, translated: tc.translated}
+		if err := (&caseRun{unboundRun: twin}).result(); (err == nil) != tc.ok {
 			t.Errorf("%+v: %v", tc, err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 type backends map[netip.Addr][]netip.AddrPort
 
 func (b *testbed) runStory(ctx context.Context, story *Story) (failures []failure) {
-	b.last = story.ID
-	for _, err := range b.inBothWays(story.ID, &story.World, func(r *run) error { return r.steps(ctx, story.Steps) }) {
+	b.lastGroup = story.ID
+	for _, err := range b.runBothWays(story.ID, &story.World, func(r *run) error { return r.runSteps(ctx, story.Steps) }) {
 		if err != nil {
 			failures = append(failures, failure{err: err})
 		}
@@ -25,7 +25,7 @@ func (b *testbed) runStory(ctx context.Context, story *Story) (failures []failur
 	return failures
 }
 
-func (r *run) steps(ctx context.Context, steps []*Step) error {
+func (r *run) runSteps(ctx context.Context, steps []*Step) error {
 	worlds := []*World{r.world}
 	var cases []*Case
 	for _, st := range steps {
@@ -37,27 +37,27 @@ func (r *run) steps(ctx context.Context, steps []*Step) error {
 	if err := r.prepare(worlds, cases); err != nil {
 		return err
 	}
-	// Clients that an earlier run's kernel remembers are forgotten.
+	// Sync the empty state, so that the kernel forgets the clients of earlier runs.
 	if err := r.sync(ctx, r.resolver.State()); err != nil {
 		return err
 	}
-	if err := r.begin(ctx); err != nil {
+	if err := r.applyInitial(ctx); err != nil {
 		return err
 	}
 	for i, st := range steps {
-		if err := r.step(ctx, st); err != nil {
+		if err := r.runStep(ctx, st); err != nil {
 			return fmt.Errorf("step %d, %s: %w", i+1, st.Do, err)
 		}
 	}
 	return nil
 }
 
-func (r *run) step(ctx context.Context, st *Step) error {
+func (r *run) runStep(ctx context.Context, st *Step) error {
 	switch st.Do {
 	case "connect":
 		return r.connect(ctx, st)
 	case "wait":
-		return pause(ctx, st.Seconds)
+		return sleep(ctx, st.Seconds)
 	case "resync":
 		return r.sync(ctx, r.resolver.State())
 	case "change":
@@ -65,16 +65,16 @@ func (r *run) step(ctx context.Context, st *Step) error {
 	case "remove_endpoint":
 		return r.removeEndpoint(ctx, st.Which)
 	case "reopen":
-		// A new process has a new resolver, which may number endpoints otherwise.
-		r.resolver = r.world.resolver(r.d.Mode)
+		// A new process has a new resolver, which may assign other slots to endpoints.
+		r.resolver = r.world.newResolver(r.d.Mode)
 		return r.reopen(ctx, r.resolver.State())
 	default:
 		panic("unknown step " + st.Do)
 	}
 }
 
-// pause lets real time pass: what expires does so by the kernel's clock.
-func pause(ctx context.Context, seconds float64) error {
+// sleep waits in real time: session affinity expires by the kernel's clock.
+func sleep(ctx context.Context, seconds float64) error {
 	select {
 	case <-time.After(time.Duration(seconds * float64(time.Second))):
 		return nil
@@ -87,15 +87,15 @@ func (r *run) change(ctx context.Context, p Phase) error {
 	next := r.world.after(p)
 	var events []event
 	for _, t := range r.world.changes(next, r.rng) {
-		// No detours here: what a client is bound to must survive the change,
-		// not an endpoint's absence.
+		// No detours: a binding must survive the change itself, but not the temporary absence of
+		// its endpoint.
 		events = append(events, t[len(t)-1])
 	}
 	r.world = next
-	return r.follow(ctx, events)
+	return r.applyEvents(ctx, events)
 }
 
-// removeEndpoint takes the backend that a client was bound to out of every slice.
+// removeEndpoint removes the remembered backends from every slice.
 func (r *run) removeEndpoint(ctx context.Context, name string) error {
 	gone := map[string]bool{}
 	for _, list := range r.remembered[name] {
@@ -113,16 +113,16 @@ func (r *run) removeEndpoint(ctx context.Context, name string) error {
 func (r *run) connect(ctx context.Context, st *Step) error {
 	var runs []*caseRun
 	for _, c := range st.cases() {
-		runs = append(runs, &caseRun{Case: c, want: answer(r.resolver.State(), c), unbound: r.choosesSource(c)})
+		runs = append(runs, &caseRun{Case: c, want: oracleAnswer(r.resolver.State(), c), unbound: r.choosesSource(c)})
 	}
 	got := backends{}
 	for i := range max(1, st.Times) {
 		if i > 0 {
-			if err := pause(ctx, st.Every); err != nil {
+			if err := sleep(ctx, st.Every); err != nil {
 				return err
 			}
 		}
-		if err := r.round(ctx, runs); err != nil {
+		if err := r.connectAll(ctx, runs); err != nil {
 			return err
 		}
 		for _, c := range runs {
@@ -134,7 +134,7 @@ func (r *run) connect(ctx context.Context, st *Step) error {
 	}
 	for _, a := range st.Assert {
 		word, name, _ := strings.Cut(a, " ")
-		if err := assert(word, got, r.remembered[name], runs[0].want); err != nil {
+		if err := checkAssertion(word, got, r.remembered[name], runs[0].want); err != nil {
 			return fmt.Errorf("%s: %w", a, err)
 		}
 	}
@@ -144,7 +144,7 @@ func (r *run) connect(ctx context.Context, st *Step) error {
 	return nil
 }
 
-func assert(word string, got, before backends, want Expect) error {
+func checkAssertion(word string, got, before backends, want Expect) error {
 	share := map[netip.AddrPort]int{}
 	total, moved := 0, false
 	for src, list := range got {
@@ -169,14 +169,14 @@ func assert(word string, got, before backends, want Expect) error {
 	case word == "all_backends" && len(share) != len(want.To):
 		return fmt.Errorf("only %v were seen", share)
 	case word == "even":
-		return even(share, total)
+		return checkEven(share, total)
 	}
 	return nil
 }
 
-// even checks that shares differ by no more than chance allows: five times the
-// standard deviation happens less than once in a million.
-func even(share map[netip.AddrPort]int, total int) error {
+// checkEven checks that the shares differ by no more than chance allows: a deviation of five
+// standard deviations happens less than once in a million runs.
+func checkEven(share map[netip.AddrPort]int, total int) error {
 	p := 1 / float64(len(share))
 	tolerance := 5 * math.Sqrt(float64(total)*p*(1-p))
 	for b, n := range share {

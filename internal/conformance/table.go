@@ -22,7 +22,7 @@ import (
 //go:embed cases/*.yaml
 var files embed.FS
 
-// table is a file of cases, or all of them.
+// table holds the cases of one file, or of all files.
 type table struct {
 	Theme    string   `json:"-"`
 	Groups   []*Group `json:"groups"`
@@ -32,79 +32,81 @@ type table struct {
 // Group is a set of objects and the packets that are sent while they are in force.
 type Group struct {
 	ID    string   `json:"id"`
-	Modes []string `json:"modes"` // which modes it applies to; none: all
+	Modes []string `json:"modes"` // the modes it applies to; empty means all
 	World
 	Phases []Phase `json:"phases"`
 	Cases  []*Case `json:"cases"`
 }
 
-// World is what the resolver is told.
+// World is the input of the resolver: configuration, node and objects.
 type World struct {
 	Config     Config                       `json:"config"`
 	NodeLabels map[string]string            `json:"node_labels"` // of this node
 	Services   []*v1.Service                `json:"services"`
 	Slices     []*discoveryv1.EndpointSlice `json:"slices"`
-	Places     map[netip.Addr]string        `json:"places"` // nodes of pods whose endpoints do not say so
+	Places     map[netip.Addr]string        `json:"places"` // the node of a pod whose endpoint has no nodeName
 }
 
-// Config is how the proxy is set up; the zero value is the table's default.
+// Config is the configuration of the proxy; the zero value is the table's default.
 type Config struct {
-	DetectLocal       string   `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
-	MasqueradeAll     bool     `json:"masquerade_all"`
-	LocalhostNodePort *bool    `json:"localhost_nodeports"` // none: in mode iptables only
-	NodePortAddresses words    `json:"nodeport_addresses"`  // primary, all or CIDRs; none: the mode's default
-	ServiceCIDRs      []string `json:"service_cidrs"`       // none: the table's
-	ExternalIPs       []string `json:"allowed_external_ips"`
-	LoadBalancerIPs   []string `json:"allowed_load_balancer_ips"`
+	DetectLocal       string     `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
+	MasqueradeAll     bool       `json:"masquerade_all"`
+	LocalhostNodePort *bool      `json:"localhost_nodeports"` // nil means true in mode iptables only
+	NodePortAddresses stringList `json:"nodeport_addresses"`  // primary, all or CIDRs; empty means the mode's default
+	ServiceCIDRs      []string   `json:"service_cidrs"`       // nil means serviceCIDRs
+	ExternalIPs       []string   `json:"allowed_external_ips"`
+	LoadBalancerIPs   []string   `json:"allowed_load_balancer_ips"`
 }
 
 // Phase changes a group's objects. The phase "initial" changes nothing.
 type Phase struct {
 	Name           string                       `json:"name"`
-	DeleteSlices   words                        `json:"delete_slices"`   // all, or names
-	DeleteServices words                        `json:"delete_services"` // all, or namespaces and names
+	DeleteSlices   stringList                   `json:"delete_slices"`   // all, or names
+	DeleteServices stringList                   `json:"delete_services"` // all, or NAMESPACE/NAME
 	Services       []*v1.Service                `json:"services"`        // new or changed
 	Slices         []*discoveryv1.EndpointSlice `json:"slices"`          // new or changed
 	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
 	ServiceCIDRs   []string                     `json:"-"`               // if they change
 
-	// What comes before it, if a whole daemon is played.
-	Detour  bool     `json:"-"` // other objects for a moment
-	Kill    bool     `json:"-"` // the daemon dies, and another one is started
-	Trouble *Trouble `json:"-"` // with where it hears of objects
+	// Events before the phase, if a whole daemon is tested.
+	Detour bool   `json:"-"` // wrong objects are written first
+	Kill   bool   `json:"-"` // the daemon is killed and started again
+	Fault  *Fault `json:"-"` // of the source of objects; nil means none
 }
 
-// words is a list that may be written as its only word.
-type words []string
+// stringList is a list that may be written in YAML as a single string.
+type stringList []string
 
-func (w *words) UnmarshalJSON(b []byte) error {
+func (w *stringList) UnmarshalJSON(b []byte) error {
 	var word string
 	if json.Unmarshal(b, &word) == nil {
-		*w = words{word}
+		*w = stringList{word}
 		return nil
 	}
 	return json.Unmarshal(b, (*[]string)(w))
 }
 
-func (w words) has(name string) bool { return slices.Contains(w, name) || slices.Contains(w, "all") }
+func (w stringList) has(name string) bool {
+	return slices.Contains(w, name) || slices.Contains(w, "all")
+}
 
 // Case is one packet.
 type Case struct {
 	ID       string            `json:"id"`
 	Phase    string            `json:"phase"`
 	From     Place             `json:"from"`
-	Src      netip.Addr        `json:"src"` // if it is not said, the table's client at that place
+	Src      netip.Addr        `json:"src"` // default: the table's client at that place
 	Dst      netip.Addr        `json:"dst"`
 	DPort    uint16            `json:"dport"`
-	Proto    v1.Protocol       `json:"proto"` // TCP if it is not said
+	Proto    v1.Protocol       `json:"proto"` // default: TCP
 	Expect   Expect            `json:"expect"`
 	ExpectIn map[string]Expect `json:"expect_in"` // by mode, where modes may differ
-	Reason   string            `json:"reason"`    // what explains it; none: whatever fits what is expected
-	Service  string            `json:"service"`   // whose packet it is meant to be, NAMESPACE/NAME[:PORT], if that is not whose it is
+	Reason   string            `json:"reason"`    // the reason that explain must give; empty means any that fits the verdict
+	Service  string            `json:"service"`   // the Service that explain is asked about, NAMESPACE/NAME[:PORT]; default: Dst and DPort
 	Modes    []string          `json:"modes"`
 }
 
-func (c *Case) in(mode string) Expect {
+func (c *Case) expected(mode string) Expect {
 	if e, ok := c.ExpectIn[mode]; ok {
 		return e
 	}
@@ -134,8 +136,8 @@ const (
 	FromBlocked   Place = "external-blocked" // the same, from an address that no source range has
 )
 
-// clients are the addresses that speak when a case does not say, by family, and
-// the node's link by which their packets come in, if any.
+// clients are the addresses that speak when a case does not say, by family, and the node's link by
+// which their packets come in, if any.
 var clients = map[Place]struct {
 	addrs [2]string
 	link  string
@@ -151,8 +153,8 @@ var clients = map[Place]struct {
 	FromBlocked:   {[2]string{"203.0.113.130", "2600:5200:1::1"}, lab.Uplink},
 }
 
-// host returns the address by which the case's client is known.
-func (c *Case) host() netip.Addr {
+// clientAddr returns the address of the host that the case's client runs on.
+func (c *Case) clientAddr() netip.Addr {
 	if c.From == FromInside {
 		return netip.MustParseAddr(clients[FromPod].addrs[proxy.FamilyOf(c.Dst)])
 	}
@@ -168,13 +170,13 @@ func load() (*table, error) {
 	return all, errors.Join(err, all.complete())
 }
 
-// crossed is the theme of the decision tables.
-const crossed = "decision tables, crossed"
+// decisionTheme is the theme of the decision tables.
+const decisionTheme = "decision tables, crossed"
 
-// loadParts reads the files of the table, and makes one of the decision tables.
+// loadParts reads the files of the table and adds the generated decision tables.
 func loadParts() ([]*table, error) {
 	entries, err := files.ReadDir("cases")
-	tables := &table{Theme: crossed, Groups: decisionTables()}
+	tables := &table{Theme: decisionTheme, Groups: decisionTables()}
 	parts, errs := []*table{}, []error{err, tables.complete()}
 	for _, e := range entries {
 		text, err := files.ReadFile("cases/" + e.Name())
@@ -183,13 +185,12 @@ func loadParts() ([]*table, error) {
 		}
 		t, err := parse(text)
 		t.Theme = strings.TrimSuffix(e.Name(), ".yaml")
-		parts, errs = append(parts, t), append(errs, within(e.Name(), err))
+		parts, errs = append(parts, t), append(errs, wrap(e.Name(), err))
 	}
 	return append(parts, tables), errors.Join(errs...)
 }
 
-// parse reads one file. Every word in it that nobody understands is an error, as
-// a misspelt case would prove nothing.
+// parse reads one file. Unknown fields are errors, because a misspelt case would prove nothing.
 func parse(text []byte) (*table, error) {
 	t := &table{}
 	text, err := yaml.YAMLToJSONStrict(text)
@@ -199,40 +200,40 @@ func parse(text []byte) (*table, error) {
 	if text, err = expand(text); err != nil {
 		return t, err
 	}
-	if err := unmarshalStrict(text, t); err != nil {
+	if err := decodeStrict(text, t); err != nil {
 		return t, err
 	}
 	return t, t.complete()
 }
 
-func unmarshalStrict(text []byte, into any) error {
+func decodeStrict(text []byte, into any) error {
 	strict, err := kjson.UnmarshalStrict(text, into)
 	return errors.Join(append(strict, err)...)
 }
 
-// complete fills in defaults and finds what is wrong with the table itself.
+// complete fills in defaults and validates the table.
 func (t *table) complete() error {
 	var ids []string
 	var errs []error
 	for _, g := range t.Groups {
-		ids, errs = append(ids, g.ID), append(errs, within("group "+g.ID, g.complete()))
+		ids, errs = append(ids, g.ID), append(errs, wrap("group "+g.ID, g.complete()))
 	}
 	for _, s := range t.Stateful {
-		ids, errs = append(ids, s.ID), append(errs, within("story "+s.ID, s.complete()))
+		ids, errs = append(ids, s.ID), append(errs, wrap("story "+s.ID, s.complete()))
 	}
-	return errors.Join(append(errs, distinct(ids))...)
+	return errors.Join(append(errs, checkUnique(ids))...)
 }
 
-// within says where an error is from.
-func within(where string, err error) error {
+// wrap prefixes an error; nil stays nil.
+func wrap(where string, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", where, err)
 }
 
-// distinct finds the first id that is empty or there twice.
-func distinct(ids []string) error {
+// checkUnique returns an error for the first id that is empty or used twice.
+func checkUnique(ids []string) error {
 	seen := map[string]bool{"": true}
 	for _, id := range ids {
 		if seen[id] {
@@ -243,7 +244,7 @@ func distinct(ids []string) error {
 	return nil
 }
 
-// initial is the phase that every group begins with.
+// initial is the name of the first phase of every group.
 const initial = "initial"
 
 func (g *Group) complete() error {
@@ -264,13 +265,13 @@ func (g *Group) complete() error {
 		if !slices.ContainsFunc(g.Phases, func(p Phase) bool { return p.Name == c.Phase }) {
 			errs = append(errs, fmt.Errorf("case %s: phase %q is not one of the group's", c.ID, c.Phase))
 		}
-		errs = append(errs, within("case "+c.ID, c.address()))
+		errs = append(errs, wrap("case "+c.ID, c.fillSource()))
 	}
-	return errors.Join(append(errs, distinct(ids))...)
+	return errors.Join(append(errs, checkUnique(ids))...)
 }
 
-// address fills in the source.
-func (c *Case) address() (err error) {
+// fillSource validates the case and sets the source if it is missing.
+func (c *Case) fillSource() (err error) {
 	if !c.Dst.IsValid() || c.DPort == 0 {
 		return errors.New("dst or dport is missing")
 	}
@@ -289,26 +290,26 @@ func (c *Case) address() (err error) {
 	return nil
 }
 
-// playing returns the cases that apply to a mode, of one phase or of all.
-func (g *Group) playing(mode string, phase ...string) []*Case {
+// casesFor returns the cases that apply to a mode, of one phase or of all phases.
+func (g *Group) casesFor(mode string, phase ...string) []*Case {
 	return slices.DeleteFunc(slices.Clone(g.Cases), func(c *Case) bool {
 		return c.Modes != nil && !slices.Contains(c.Modes, mode) || phase != nil && c.Phase != phase[0]
 	})
 }
 
-// Part is a group or a story: a subtest of the table's.
+// Part is a group or a story. Each is one subtest.
 type Part struct {
-	Theme, ID string // a theme is a file of cases, or the crossed decision tables
-	Cases     int    // packets that are played
-	Story     bool   // a list of steps instead
+	Theme, ID string // a theme is a file of cases, or the decision tables
+	Cases     int    // 0 for a story
+	Story     bool
 }
 
-// Parts returns all that is played in a mode.
+// Parts returns all parts that run in a mode.
 func Parts(mode string) (out []Part, err error) {
 	tables, err := loadParts()
 	for _, t := range tables {
 		for _, g := range t.Groups {
-			out = append(out, Part{t.Theme, g.ID, len(g.playing(mode)), false})
+			out = append(out, Part{t.Theme, g.ID, len(g.casesFor(mode)), false})
 		}
 		for _, s := range t.Stateful {
 			out = append(out, Part{t.Theme, s.ID, 0, true})
@@ -317,35 +318,35 @@ func Parts(mode string) (out []Part, err error) {
 	return out, err
 }
 
-// Story is a list of steps: what one packet does to the next.
+// Story is a sequence of steps, for behaviour that depends on earlier packets.
 type Story struct {
 	ID string `json:"id"`
 	World
 	Steps []*Step `json:"steps"`
 }
 
-// Step is one thing that happens.
+// Step is one action of a story.
 type Step struct {
 	Do string `json:"do"` // connect, wait, remove_endpoint, change, resync, reopen
 
 	// connect: each client opens one connection after another.
 	From     Place        `json:"from"`
-	Src      []netip.Addr `json:"src"`     // if it is not said, the table's client at that place
-	Clients  int          `json:"clients"` // or that many clients outside
+	Src      []netip.Addr `json:"src"`     // default: the table's client at that place
+	Clients  int          `json:"clients"` // instead of Src: so many clients outside
 	Dst      netip.Addr   `json:"dst"`
 	DPort    uint16       `json:"dport"`
 	Proto    v1.Protocol  `json:"proto"`
 	Times    int          `json:"times"`
 	Every    float64      `json:"every"`    // seconds between two connections
-	Assert   []string     `json:"assert"`   // one_backend, all_backends, even, or same_as, never_as, moved_from and a name
-	Remember string       `json:"remember"` // under which name
+	Assert   []string     `json:"assert"`   // one_backend, all_backends, even; or same_as NAME, never_as NAME, moved_from NAME
+	Remember string       `json:"remember"` // the NAME under which later steps find the backends
 
 	Seconds float64 `json:"seconds"` // wait
-	Which   string  `json:"which"`   // remove_endpoint: the backend that was remembered
+	Which   string  `json:"which"`   // remove_endpoint: the NAME of remembered backends
 	Change  Phase   `json:"change"`  // change
 }
 
-// assertions are the words of Step.Assert, and whether a remembered name follows.
+// assertions maps each assertion to whether a remembered name follows it.
 var assertions = map[string]bool{
 	"one_backend": false, "all_backends": false, "even": false, "same_as": true, "never_as": true, "moved_from": true,
 }
@@ -383,7 +384,7 @@ func (st *Step) complete() error {
 		st.Src = make([]netip.Addr, 1)
 	}
 	for i, c := range st.cases() {
-		if err := c.address(); err != nil {
+		if err := c.fillSource(); err != nil {
 			return err
 		}
 		st.Src[i] = c.Src
@@ -391,7 +392,7 @@ func (st *Step) complete() error {
 	return nil
 }
 
-// cases returns the step's connections as cases, one per client.
+// cases returns the connections of the step as cases, one per client.
 func (st *Step) cases() []*Case {
 	var out []*Case
 	for _, src := range st.Src {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestMistakesInTheTableAreErrors: a case that is misspelt would prove nothing.
+// TestMistakesInTheTableAreErrors checks that mistakes are rejected: a misspelt case would prove
+// nothing.
 func TestMistakesInTheTableAreErrors(t *testing.T) {
 	const group = `groups: [{id: g, services: [], slices: [], cases: [%]}]`
 	for _, tc := range []struct{ name, text, want string }{
@@ -30,7 +31,7 @@ func TestMistakesInTheTableAreErrors(t *testing.T) {
 	}
 }
 
-// TestMistakesInStoriesAreErrors is the same for steps.
+// TestMistakesInStoriesAreErrors does the same for steps.
 func TestMistakesInStoriesAreErrors(t *testing.T) {
 	for _, step := range []string{
 		`{do: conect}`,
@@ -40,7 +41,7 @@ func TestMistakesInStoriesAreErrors(t *testing.T) {
 		`{do: connect, dst: 1.2.3.4, dport: 80}`,
 	} {
 		if _, err := parse([]byte(`stateful: [{id: s, steps: [` + step + `]}]`)); err == nil {
-			t.Errorf("%s was taken", step)
+			t.Errorf("%s was accepted", step)
 		}
 	}
 }

@@ -11,20 +11,20 @@ import (
 	"sluice/internal/proxy"
 )
 
-// The two decision tables, written out as they are specified. Nothing here is
-// derived from the code that is tested.
+// The two decision tables, written out as they are specified. Nothing here is derived from the code
+// under test.
 
-// decision is a row of a table: the answers to our pods, the node itself and
-// everybody else. An answer is a verdict, or the set of endpoints that a packet
-// goes to, with "masq" if it is masqueraded.
-type decision struct{ pods, node, others string }
+// tableRow is a row of a decision table: the result for local pods, for the node itself and for
+// other clients. A result is a verdict, or the set of endpoints that a packet goes to, followed by
+// "masq" if it is masqueraded.
+type tableRow struct{ pods, node, others string }
 
-// situation is a traffic policy and where usable endpoints are: here (perhaps
-// elsewhere too), elsewhere only, or nowhere.
+// situation is the key of a row: a traffic policy, and where usable endpoints are: here (and
+// possibly elsewhere), elsewhere only, or nowhere.
 type situation struct{ policy, usable string }
 
-// clusterIPTable is for ClusterIPs, by the internal traffic policy.
-var clusterIPTable = map[situation]decision{
+// clusterIPTable holds for ClusterIPs, by internal traffic policy.
+var clusterIPTable = map[situation]tableRow{
 	{"Cluster", "here"}:      {"cluster", "cluster masq", "cluster masq"},
 	{"Cluster", "elsewhere"}: {"cluster", "cluster masq", "cluster masq"},
 	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},
@@ -33,9 +33,9 @@ var clusterIPTable = map[situation]decision{
 	{"Local", "nowhere"}:     {"reject", "reject", "reject"},
 }
 
-// externalTable is for external IPs, load balancer addresses and NodePorts, by
-// the external traffic policy.
-var externalTable = map[situation]decision{
+// externalTable holds for external IPs, load-balancer addresses and NodePorts, by external traffic
+// policy.
+var externalTable = map[situation]tableRow{
 	{"Cluster", "here"}:      {"cluster masq", "cluster masq", "cluster masq"},
 	{"Cluster", "elsewhere"}: {"cluster masq", "cluster masq", "cluster masq"},
 	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},
@@ -44,16 +44,16 @@ var externalTable = map[situation]decision{
 	{"Local", "nowhere"}:     {"reject", "reject", "reject"},
 }
 
-// layout is one arrangement of two endpoints, one on this node and one not.
+// layout is one arrangement of two endpoints, one on this node and one on another.
 type layout struct {
 	name          string
-	local, remote string            // the endpoints' conditions; empty: there is none
-	usable        string            // where
+	local, remote string            // the condition of the endpoint; empty means no endpoint
+	usable        string            // situation.usable
 	sets          map[string]string // the endpoints in the cluster and the local set
 }
 
-// layouts are all arrangements that matter: each set falls back to endpoints
-// that are leaving by itself.
+// layouts are all arrangements that matter. The cluster set and the local set each fall back to
+// terminating endpoints independently.
 var layouts = []layout{
 	{"both", "ready", "ready", "here", map[string]string{"cluster": "local remote", "local": "local"}},
 	{"only-local", "ready", "", "here", map[string]string{"cluster": "local", "local": "local"}},
@@ -76,7 +76,7 @@ var conditions = map[string]discoveryv1.EndpointConditions{
 	"failing":  {Ready: new(false), Serving: new(false), Terminating: new(false)},
 }
 
-// detections are all ways of telling our pods from the rest.
+// detections are all ways to recognise local pods.
 var detections = []Config{
 	{DetectLocal: "cluster-cidr"},
 	{DetectLocal: "node-cidr"},
@@ -87,14 +87,14 @@ var detections = []Config{
 	{DetectLocal: "none", MasqueradeAll: true},
 }
 
-// answer looks up what happens to a packet from a place: what it meets, and
-// whether it is masqueraded.
+// answer looks up the result for a frontend kind and a client, and whether the packet is
+// masqueraded.
 func (s *tableService) answer(k proxy.Kind, from Place) (to string, masq bool) {
 	row := externalTable[situation{s.etp, s.layout.usable}]
 	if k == proxy.ClusterIP {
 		row = clusterIPTable[situation{s.itp, s.layout.usable}]
 	}
-	off := s.detection.DetectLocal == "none" // nobody is recognised
+	off := s.detection.DetectLocal == "none" // no client is recognised as a local pod
 	to = row.pods
 	switch {
 	case from == FromNode:
@@ -103,16 +103,16 @@ func (s *tableService) answer(k proxy.Kind, from Place) (to string, masq bool) {
 		to = row.others
 	}
 	to, masq = strings.CutSuffix(to, " masq")
-	// Masquerading everything concerns ClusterIPs alone, and so does it that nobody
-	// is masqueraded where pods are not recognised.
+	// MasqueradeAll applies to ClusterIPs only. Likewise only ClusterIP traffic is left without
+	// masquerading when local pods are not recognised.
 	if k == proxy.ClusterIP {
 		masq = s.detection.MasqueradeAll || masq && !off
 	}
 	return to, masq
 }
 
-// tableGroup says how a group is made of the decision tables: every layout and
-// pair of policies is a Service, each reached by every frontend from every place.
+// tableGroup describes a group generated from the decision tables: every layout and pair of
+// policies is a Service, and each of its frontends is reached from every place.
 type tableGroup struct {
 	detection Config
 	family    proxy.Family
@@ -121,7 +121,7 @@ type tableGroup struct {
 	from      []Place
 }
 
-// decisionTables returns the groups that the decision tables give.
+// decisionTables returns the groups generated from the decision tables.
 func decisionTables() []*Group {
 	origins := []Place{FromPod, FromNode, FromOutside}
 	everyone := append(origins, FromRemotePod, FromSelf)
@@ -132,8 +132,8 @@ func decisionTables() []*Group {
 			out = append(out, tableGroup{detections[0], f, p, layouts, origins}.group())
 		}
 		out = append(out, tableGroup{detections[0], f, proxy.SCTP, few, everyone}.group())
-		// The way pods are recognised has nothing to do with the protocol, so
-		// one of them is enough for each family.
+		// Detection of local pods does not depend on the protocol, so one protocol per family is
+		// enough.
 		protocol := [...]proxy.Protocol{proxy.IPv4: proxy.TCP, proxy.IPv6: proxy.UDP}[f]
 		for _, d := range detections[1:] {
 			out = append(out, tableGroup{d, f, protocol, few, everyone}.group())
@@ -160,7 +160,7 @@ func (t tableGroup) group() *Group {
 	return g
 }
 
-// tableService is one Service of such a group.
+// tableService is one Service of a generated group.
 type tableService struct {
 	tableGroup
 	layout   layout
@@ -168,14 +168,14 @@ type tableService struct {
 	number   int
 }
 
-// The port of every Service, and those that endpoints and nodes are told apart by.
+// The port of every Service, and the bases of the pod ports and node ports that identify a Service.
 const (
 	servicePort   = 80
 	firstPodPort  = 8000
 	firstNodePort = 30000
 )
 
-// frontends are the addresses of a Service by its number, for each family.
+// frontends are the address formats by kind and family; the argument is the Service's number.
 var frontends = map[proxy.Kind][2]string{
 	proxy.ClusterIP:    {"172.30.10.%d", "fd00:172:30::a%02x"},
 	proxy.LoadBalancer: {"198.18.0.%d", "2001:db8:18::%x"},
@@ -189,7 +189,7 @@ func (s *tableService) address(k proxy.Kind) string {
 	return fmt.Sprintf(frontends[k][s.family], s.number)
 }
 
-// pods are the two that all Services share.
+// pods are the two pods that all Services share.
 var pods = map[string][2]string{
 	"local":  {"10.0.0.10", "fd00:10::10"},
 	"remote": {"10.1.0.10", "fd00:10::1:0:0:10"},
@@ -226,8 +226,8 @@ func (s *tableService) addTo(g *Group) {
 	}
 }
 
-// packet returns the case of one frontend and place. A client that is sent to
-// itself is masqueraded in any case.
+// packet returns the case of one frontend and one client. A client that reaches itself is always
+// masqueraded.
 func (s *tableService) packet(k proxy.Kind, from Place) *Case {
 	c := &Case{
 		ID:    strings.ToLower(fmt.Sprintf("%s-i%s-e%s-%v-from-%s", s.layout.name, s.itp, s.etp, k, from)),

@@ -17,27 +17,27 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// testbed is a lab with a dataplane on its node. It is used for one group after
-// another and carries over whatever the last one left in the kernel.
+// testbed is a lab with a dataplane on its node. Groups run on it one after another, each starting
+// with what the previous one left in the kernel.
 type testbed struct {
-	d       Dataplane
-	lab     *lab.Lab
-	dp      proxy.Dataplane
-	daemon  Daemon        // instead of the dataplane; nil: there is none
-	end     func() error  // ends the dataplane's own work
-	ended   chan struct{} // closed when that has ended; nil: there is none
-	last    string        // the group that was here before
-	silence time.Duration // how long nothing must be heard where nothing is expected
-	pods    map[netip.Addr]pod
-	open    []*traffic.Listener
-	tally   *tally
-	churn   Churn                         // of the daemon
-	met     map[clientOf][]netip.AddrPort // endpoints that clients were ever sent to
-	bridged bool                          // pods of the node share a bridge
-	inVain  bool                          // no flow was translated at a socket that was to be
+	d              Dataplane
+	lab            *lab.Lab
+	bridged        bool // the pods of the node share a bridge
+	dp             proxy.Dataplane
+	daemon         Daemon        // instead of dp; nil means none
+	stopRunner     func() error  // stops dp if it is a proxy.Runner
+	runnerDone     chan struct{} // closed when Run has returned; nil if dp is no Runner
+	lastGroup      string        // the previous group
+	dropTimeout    time.Duration // how long to wait where silence is expected
+	pods           map[netip.Addr]pod
+	listeners      []*traffic.Listener
+	counters       *counters
+	churn          Churn                               // statistics of the daemon's histories
+	sentTo         map[affinityClient][]netip.AddrPort // all endpoints that a client has reached
+	warmUpTimedOut bool                                // warmUp never saw the expected translation
 }
 
-// pod is where an address of the cluster is.
+// pod is the location of a pod.
 type pod struct {
 	node string
 	host *lab.Host
@@ -52,21 +52,22 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, bridged: s.bridged, tally: &s.tally, met: map[clientOf][]netip.AddrPort{}}
+	b := &testbed{d: s.d, lab: l, bridged: s.bridged, dropTimeout: silenceTimeout, pods: map[netip.Addr]pod{}, counters: &s.counters, sentTo: map[affinityClient][]netip.AddrPort{}}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return b, nil
 }
 
-// onNode does something to the dataplane inside the node's namespace.
+// onNode calls do inside the node's namespace; what describes it in errors.
 func (b *testbed) onNode(what string, do func() error) error {
-	return b.lab.Node().Do(func() error { return within(what, do()) })
+	return b.lab.Node().Do(func() error { return wrap(what, do()) })
 }
 
-// openDataplane opens the dataplane, and has it work if it is a Runner.
+// openDataplane opens the dataplane or starts the daemon, and starts Run if the dataplane is a
+// Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
-	b.end, b.ended = func() error { return nil }, nil
+	b.stopRunner, b.runnerDone = func() error { return nil }, nil
 	if b.d.Daemon != nil {
 		d, err := b.d.Daemon(b.lab.Node())
 		b.daemon = d
@@ -83,16 +84,16 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 	if r, ok := b.dp.(proxy.Runner); ok && err == nil {
 		ctx, stop := context.WithCancel(ctx)
 		ended := make(chan struct{})
-		var how error // from then on
+		var result error // of Run, once runnerDone is closed
 		go func() {
 			defer close(ended)
-			how = r.Run(ctx)
+			result = r.Run(ctx)
 		}()
-		b.ended = ended
-		b.end = func() error {
+		b.runnerDone = ended
+		b.stopRunner = func() error {
 			stop()
 			<-ended
-			return within("run dataplane", how)
+			return wrap("run dataplane", result)
 		}
 	}
 	return err
@@ -102,14 +103,14 @@ func (b *testbed) closeDataplane() error {
 	if b.daemon != nil {
 		return b.daemon.Close()
 	}
-	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
+	return errors.Join(b.stopRunner(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
 
-// handOverTime is how long a dataplane may take to see that another took over.
-const handOverTime = 20 * time.Second
+// handOverTimeout is how long a dataplane may take to notice that another one took over.
+const handOverTimeout = 20 * time.Second
 
-// reopen has a new dataplane follow. One that hands over ends when the new one has
-// taken over, and says so; others end before.
+// reopen replaces the dataplane. One that hands over stays open until the new one has taken over,
+// and its Run must then return an error; others are closed first.
 func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 	if !b.d.HandsOver {
 		return errors.Join(b.closeDataplane(), b.openDataplane(ctx), b.sync(ctx, state))
@@ -119,11 +120,11 @@ func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 		return err
 	}
 	select {
-	case <-former.ended: // by itself
-	case <-time.After(handOverTime):
+	case <-former.runnerDone:
+	case <-time.After(handOverTimeout):
 	}
-	if former.end() == nil {
-		return errors.New("the former dataplane was not told that another one took over")
+	if former.stopRunner() == nil {
+		return errors.New("Run of the former dataplane returned no error after another one took over")
 	}
 	return former.onNode("close dataplane", former.dp.Close)
 }
@@ -133,19 +134,20 @@ func (b *testbed) close() error {
 }
 
 func (b *testbed) stopListening() (err error) {
-	for _, l := range b.open {
+	for _, l := range b.listeners {
 		err = errors.Join(err, l.Close())
 	}
-	b.open = nil
+	b.listeners = nil
 	return err
 }
 
 func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
-	return b.onNode("sync", func() error { return b.accepted(proxytest.Sync(ctx, b.dp, state)) })
+	return b.onNode("sync", func() error { return b.ignoreExpectedRefusals(proxytest.Sync(ctx, b.dp, state)) })
 }
 
-// accepted takes the refusals that are as they should be out of an error.
-func (b *testbed) accepted(err error) error {
+// ignoreExpectedRefusals returns nil if the error is only the refusal of rows whose protocol the
+// mode does not support.
+func (b *testbed) ignoreExpectedRefusals(err error) error {
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {
 		return err
@@ -162,23 +164,23 @@ func (b *testbed) apply(ctx context.Context, d *proxy.Delta) error {
 	if d.Empty() {
 		return nil
 	}
-	return b.onNode("apply", func() error { return b.accepted(proxytest.Apply(ctx, b.dp, d)) })
+	return b.onNode("apply", func() error { return b.ignoreExpectedRefusals(proxytest.Apply(ctx, b.dp, d)) })
 }
 
-// hosts is who must be there for a group.
+// hosts is what a group needs: pods and listeners.
 type hosts struct {
-	nodes     map[netip.Addr]string // of pods
-	listeners map[socket]bool
+	nodes     map[netip.Addr]string // by pod
+	listeners map[listenAddr]bool
 }
 
-// socket is what a host listens on.
-type socket struct {
+// listenAddr is where a host listens.
+type listenAddr struct {
 	protocol proxy.Protocol
 	at       netip.AddrPort
-	inside   netip.Addr // the pod that does so on its loopback address
+	inside   netip.Addr // if valid, the pod that listens, on its loopback address
 }
 
-// addWorld adds every endpoint of a world, those that must not be used included.
+// addWorld adds every endpoint of a world, including those that must not be used.
 func (h *hosts) addWorld(w *World) error {
 	for _, s := range w.Slices {
 		for _, e := range s.Endpoints {
@@ -193,7 +195,7 @@ func (h *hosts) addWorld(w *World) error {
 				for _, p := range s.Ports {
 					if p.Port != nil {
 						at := netip.AddrPortFrom(a, uint16(*p.Port))
-						h.listeners[socket{protocol: protocols[ptr.Deref(p.Protocol, "")], at: at}] = true
+						h.listeners[listenAddr{protocol: protocols[ptr.Deref(p.Protocol, "")], at: at}] = true
 					}
 				}
 			}
@@ -202,7 +204,7 @@ func (h *hosts) addWorld(w *World) error {
 	return nil
 }
 
-// addPod adds a pod unless the address is the node's own.
+// addPod adds a pod, unless the address is the node's own.
 func (h *hosts) addPod(a netip.Addr, node string) error {
 	if slices.Contains(lab.Config{}.LocalAddrs(), a) {
 		return nil
@@ -214,38 +216,37 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 	return nil
 }
 
-// addCase adds a case's client, and a listener on the very address the packet
-// is sent to: it answers when nobody touched the packet.
+// addCase adds the client of a case, and a listener on the address that the packet is sent to,
+// which answers if the packet is left untouched.
 func (h *hosts) addCase(c *Case) error {
-	s := socket{protocol: c.protocol(), at: c.to()}
+	s := listenAddr{protocol: c.protocol(), at: c.to()}
 	if c.From == FromInside {
-		s.inside = c.host()
+		s.inside = c.clientAddr()
 	}
 	h.listeners[s] = true
 	switch clients[c.From].link {
 	case lab.Bridge:
-		return h.addPod(c.host(), nodeName)
+		return h.addPod(c.clientAddr(), nodeName)
 	case lab.Transit:
 		return h.addPod(c.Src, "client-node")
 	}
 	return nil
 }
 
-// prepare makes the hosts that worlds and cases need, and no others, and lets
-// them listen until the next time.
+// prepare creates exactly the hosts that worlds and cases need, and listens until the next call.
 func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 	err := b.stopListening()
-	h := &hosts{map[netip.Addr]string{}, map[socket]bool{}}
+	h := &hosts{map[netip.Addr]string{}, map[listenAddr]bool{}}
 	for _, w := range worlds {
 		err = errors.Join(err, h.addWorld(w))
 	}
 	for _, c := range cases {
-		err = errors.Join(err, within("case "+c.ID, h.addCase(c)))
+		err = errors.Join(err, wrap("case "+c.ID, h.addCase(c)))
 	}
 	if err != nil {
 		return err
 	}
-	if err := b.place(h.nodes); err != nil {
+	if err := b.placePods(h.nodes); err != nil {
 		return err
 	}
 	for s := range h.listeners {
@@ -253,17 +254,17 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 		if s.inside.IsValid() {
 			at = s.inside
 		}
-		l, err := b.holder(at).Listen(s.protocol, s.at)
+		l, err := b.hostOf(at).Listen(s.protocol, s.at)
 		if err != nil {
 			return err
 		}
-		b.open = append(b.open, l)
+		b.listeners = append(b.listeners, l)
 	}
 	return nil
 }
 
-// place puts pods where they belong and takes those away that are not needed.
-func (b *testbed) place(nodes map[netip.Addr]string) error {
+// placePods adds the missing pods and removes those that are not needed.
+func (b *testbed) placePods(nodes map[netip.Addr]string) error {
 	if err := b.lab.Refresh(); err != nil {
 		return err
 	}
@@ -291,7 +292,7 @@ func (b *testbed) place(nodes map[netip.Addr]string) error {
 	return nil
 }
 
-// outsideNode is the node of an endpoint that is in no cluster.
+// outsideNode is the nodeName of an endpoint outside of the cluster.
 const outsideNode = "outside"
 
 func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
@@ -305,20 +306,20 @@ func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
 	}
 }
 
-// client returns the host that a case's packet comes from.
-func (b *testbed) client(c *Case) *lab.Host {
+// clientHost returns the host that sends the packet of a case.
+func (b *testbed) clientHost(c *Case) *lab.Host {
 	switch clients[c.From].link {
 	case "":
 		return b.lab.Node()
 	case lab.Uplink:
 		return b.lab.Outside()
 	default:
-		return b.pods[c.host()].host
+		return b.pods[c.clientAddr()].host
 	}
 }
 
-// holder returns the host that an address belongs to by ordinary routing.
-func (b *testbed) holder(a netip.Addr) *lab.Host {
+// hostOf returns the host that packets to an address reach by ordinary routing.
+func (b *testbed) hostOf(a netip.Addr) *lab.Host {
 	switch {
 	case b.pods[a].host != nil:
 		return b.pods[a].host
@@ -329,10 +330,10 @@ func (b *testbed) holder(a netip.Addr) *lab.Host {
 	}
 }
 
-// visible reports whether an endpoint can see that a client is masqueraded: what
-// stays on the node need not pass the place where that happens, and what leaves
-// by the link whose address it already has looks the same afterwards.
-func (b *testbed) visible(client netip.Addr, endpoint netip.AddrPort) bool {
+// masqueradeVisible reports whether an endpoint can see that a client is masqueraded. Traffic
+// within the node need not pass POSTROUTING, and a client that already has the address of the
+// outgoing link looks the same either way.
+func (b *testbed) masqueradeVisible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
 	pod, known := b.pods[endpoint.Addr()]
 	out := cfg.TransitAddrs

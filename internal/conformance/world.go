@@ -19,21 +19,21 @@ import (
 	"sluice/internal/resolve"
 )
 
-// nodeName is this node. The addresses below and those of the lab are the
-// world that all cases share.
+// nodeName is the node that the proxy under test runs on. All cases share the addresses below and
+// those of the lab.
 const nodeName = "test-node"
 
-// The mode whose behaviour the oracle describes.
+// oracleMode is the mode whose behaviour the oracle describes.
 const oracleMode = "nftables"
 
-// The ranges of all pods, of this node's pods, and of Services.
+// The CIDRs of all pods, of this node's pods, and of Services.
 var (
 	clusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")}
 	podCIDRs     = []string{"10.0.0.0/24", "fd00:10::/80"}
 	serviceCIDRs = []string{"172.30.0.0/16", "fd00:172:30::/112"}
 )
 
-// detectors are the settings for each word of Config.DetectLocal.
+// detectors maps each value of Config.DetectLocal to the resolver's settings.
 var detectors = map[string]resolve.Settings{
 	"":             {LocalPods: proxy.LocalTrafficDetector{Sources: clusterCIDRs}},
 	"cluster-cidr": {LocalPods: proxy.LocalTrafficDetector{Sources: clusterCIDRs}},
@@ -43,7 +43,7 @@ var detectors = map[string]resolve.Settings{
 	"none":         {},
 }
 
-// settings returns how the resolver is set up for a world in a mode.
+// settings returns the resolver's settings for a mode.
 func (c Config) settings(mode string) (resolve.Settings, error) {
 	s, known := detectors[c.DetectLocal]
 	if !known {
@@ -64,13 +64,12 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
 	}
 	var err, err2 error
-	s.Allowed.ExternalIPs, err = prefixes(c.ExternalIPs)
-	s.Allowed.LoadBalancerIPs, err2 = prefixes(c.LoadBalancerIPs)
+	s.Allowed.ExternalIPs, err = parsePrefixes(c.ExternalIPs)
+	s.Allowed.LoadBalancerIPs, err2 = parsePrefixes(c.LoadBalancerIPs)
 	return s, errors.Join(err, err2)
 }
 
-// prefixes reads ranges of addresses.
-func prefixes(texts []string) (out []netip.Prefix, err error) {
+func parsePrefixes(texts []string) (out []netip.Prefix, err error) {
 	for _, text := range texts {
 		p, bad := netip.ParsePrefix(text)
 		out, err = append(out, p), errors.Join(err, bad)
@@ -78,7 +77,7 @@ func prefixes(texts []string) (out []netip.Prefix, err error) {
 	return out, err
 }
 
-// node returns this node's object.
+// node returns the Node object of this node.
 func node(labels map[string]string) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: labels}}
 	n.Spec.PodCIDRs, n.Spec.PodCIDR = podCIDRs, podCIDRs[0]
@@ -88,14 +87,14 @@ func node(labels map[string]string) *v1.Node {
 	return n
 }
 
-// ranges returns the Services' ranges of a world.
-func (w *World) ranges() *networkingv1.ServiceCIDR {
+// serviceCIDR returns the ServiceCIDR object of the world.
+func (w *World) serviceCIDR() *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "services"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: w.ServiceCIDRs()},
 	}
 }
 
-// ServiceCIDRs are the ranges that Services' addresses are from.
+// ServiceCIDRs returns the ranges that ClusterIPs are allocated from.
 func (w *World) ServiceCIDRs() []string {
 	if w.Config.ServiceCIDRs == nil {
 		return serviceCIDRs
@@ -103,32 +102,33 @@ func (w *World) ServiceCIDRs() []string {
 	return w.Config.ServiceCIDRs
 }
 
-// Ranged reports whether an address is in one of them.
-func (w *World) Ranged(a netip.Addr) bool {
+// InServiceCIDRs reports whether an address is in one of the Service CIDRs.
+func (w *World) InServiceCIDRs(a netip.Addr) bool {
 	return slices.ContainsFunc(w.ServiceCIDRs(), func(text string) bool { return netip.MustParsePrefix(text).Contains(a) })
 }
 
-// packet returns a case's first packet as the node sees it.
+// packet returns the first packet of a case as the node sees it.
 func packet(c *Case) proxy.Packet {
 	return proxy.Packet{
-		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: c.local(c.Src), DstLocal: c.local(c.Dst),
+		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: c.isLocal(c.Src), DstLocal: c.isLocal(c.Dst),
 		In: clients[c.From].link,
 	}
 }
 
-// local reports whether the node has an address while the case is played. It
-// does not see what stays in a pod.
-func (c *Case) local(a netip.Addr) bool {
+// isLocal reports whether the address belongs to the node while the case runs. A packet that never
+// leaves its pod is not seen by the node.
+func (c *Case) isLocal(a netip.Addr) bool {
 	return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 }
 
-// made is when every Service was, unless a case is about which is older.
-func made(hoursBefore int) metav1.Time {
+// createdAt returns a creation time that many hours before the default one. Only cases about which
+// Service is older use another value than 0.
+func createdAt(hoursBefore int) metav1.Time {
 	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
 }
 
-// complete gives every Service of a world and what changes it an age, and slices
-// the type of their addresses. It finds what the proxy would be set up wrongly by.
+// complete fills in the creation time of every Service and the address type of every slice, of the
+// world and of its changes. It returns an error if the configuration is invalid.
 func (w *World) complete(changes ...Phase) error {
 	if _, err := w.Config.settings(oracleMode); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (w *World) complete(changes ...Phase) error {
 	for _, p := range append(changes, Phase{Services: w.Services, Slices: w.Slices}) {
 		for _, s := range p.Services {
 			if s.CreationTimestamp.IsZero() {
-				s.CreationTimestamp = made(0)
+				s.CreationTimestamp = createdAt(0)
 			}
 		}
 		for _, s := range p.Slices {
@@ -154,7 +154,8 @@ func (w *World) complete(changes ...Phase) error {
 	return nil
 }
 
-// endpointSlice returns a slice of a Service, whose namespace and name it takes.
+// endpointSlice returns a slice without endpoints for a Service, with its namespace and a name
+// derived from its name.
 func endpointSlice(of *v1.Service, f proxy.Family, port int32) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressType(f.String())}
 	s.Namespace, s.Name = of.Namespace, strings.ToLower(fmt.Sprintf("%s-%v", of.Name, f))
@@ -169,11 +170,11 @@ func endpoint(addr, node string, c discoveryv1.EndpointConditions) discoveryv1.E
 	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node, Conditions: c}
 }
 
-// nothing returns a resolver that knows the node, but none of its labels, and nothing else.
-func (w *World) nothing(mode string) *resolve.Resolver {
+// emptyResolver returns a resolver that knows only the node, without its labels.
+func (w *World) emptyResolver(mode string) *resolve.Resolver {
 	s, err := w.Config.settings(mode)
 	if err != nil {
-		panic(err) // complete has looked
+		panic(err) // complete has checked the configuration
 	}
 	r := resolve.New(s)
 	r.UpdateNode(node(nil))
@@ -181,11 +182,11 @@ func (w *World) nothing(mode string) *resolve.Resolver {
 	return r
 }
 
-// resolver returns a resolver that was told the whole world at once.
-func (w *World) resolver(mode string) *resolve.Resolver {
-	r := w.nothing(mode)
+// newResolver returns a resolver that received the whole world in one update.
+func (w *World) newResolver(mode string) *resolve.Resolver {
+	r := w.emptyResolver(mode)
 	r.UpdateNode(node(w.NodeLabels))
-	r.UpdateServiceCIDR(nil, w.ranges())
+	r.UpdateServiceCIDR(nil, w.serviceCIDR())
 	for _, s := range w.Services {
 		r.Services.Update(nil, s)
 	}
@@ -196,7 +197,7 @@ func (w *World) resolver(mode string) *resolve.Resolver {
 	return r
 }
 
-// after returns the world as a phase leaves it.
+// after returns a copy of the world with a phase's changes applied.
 func (w *World) after(p Phase) *World {
 	next := *w
 	if p.NodeLabels != nil {
@@ -218,7 +219,7 @@ func (w *World) after(p Phase) *World {
 
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// replace puts objects in the places of those with their names, or at the end.
+// replace replaces the objects in list that have the same key, and appends the others.
 func replace[T metav1.Object](list, by []T) []T {
 	for _, o := range by {
 		i := slices.IndexFunc(list, func(x T) bool { return key(x) == key(o) })
@@ -231,7 +232,7 @@ func replace[T metav1.Object](list, by []T) []T {
 	return list
 }
 
-// worlds returns a group's world in each of its phases, in order.
+// worlds returns the group's world in each of its phases, in order.
 func (g *Group) worlds() []*World {
 	var out []*World
 	w := &g.World
@@ -242,20 +243,20 @@ func (g *Group) worlds() []*World {
 	return out
 }
 
-// failure is a case that did not come out as expected, or, without a case, a
-// group or story that could not be played.
+// failure is a case with a wrong result. An empty id means that the group or story could not be
+// run.
 type failure struct {
 	id  string // of the case
-	err error  // lab.ErrUntried: the case could not be tried
+	err error  // lab.ErrUntried if the case cannot run here
 }
 
-// oracle asks the oracle for every case of a group.
-func (g *Group) oracle() []failure {
+// checkOracle compares the oracle's answer with the table for every case of a group.
+func (g *Group) checkOracle() []failure {
 	var out []failure
 	for i, w := range g.worlds() {
-		state := w.resolver(oracleMode).State()
-		for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
-			if want, got := c.in(oracleMode), answer(state, c); !got.equal(want) {
+		state := w.newResolver(oracleMode).State()
+		for _, c := range g.casesFor(oracleMode, g.Phases[i].Name) {
+			if want, got := c.expected(oracleMode), oracleAnswer(state, c); !got.equal(want) {
 				out = append(out, failure{c.ID, fmt.Errorf("oracle: %v\n\twant:   %v", got, want)})
 			}
 		}
@@ -263,8 +264,8 @@ func (g *Group) oracle() []failure {
 	return out
 }
 
-// answer is the oracle's answer to a case, in the table's form.
-func answer(s *proxy.State, c *Case) Expect {
+// oracleAnswer returns the oracle's answer to a case as the table would state it.
+func oracleAnswer(s *proxy.State, c *Case) Expect {
 	o := s.Outcome(packet(c))
 	e := Expect{o.Verdict, map[netip.AddrPort]bool{}}
 	for _, b := range o.Backends {
@@ -273,7 +274,7 @@ func answer(s *proxy.State, c *Case) Expect {
 	return e
 }
 
-// Served is how many Services a proxy serves.
+// Served returns how many Services of the world a proxy serves.
 func (w *World) Served() (n int) {
 	for _, s := range w.Services {
 		_, others := s.Labels["service.kubernetes.io/service-proxy-name"]

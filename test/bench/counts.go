@@ -15,13 +15,13 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// kind is a kind of Service whose number of endpoints changes.
-type kind struct {
-	name string
-	make func(sp *proxy.ServicePort, i int)
+// serviceKind is a kind of Service whose number of endpoints changes.
+type serviceKind struct {
+	name      string
+	customize func(sp *proxy.ServicePort, i int)
 }
 
-var kinds = []kind{
+var kinds = []serviceKind{
 	{"plain", func(*proxy.ServicePort, int) {}},
 	{"externalTrafficPolicy Local", func(sp *proxy.ServicePort, i int) {
 		sp.Frontends = append(sp.Frontends,
@@ -32,19 +32,19 @@ var kinds = []kind{
 	{"session affinity", func(sp *proxy.ServicePort, _ int) { sp.Affinity = 3 * time.Hour }},
 }
 
-// sized is Service number i of a kind with n endpoints.
-func (k kind) sized(i, n int) *proxy.ServicePort {
+// service returns Service number i of the kind, with n endpoints.
+func (k serviceKind) service(i, n int) *proxy.ServicePort {
 	sp := service(i, i*16)
 	sp.Cluster = sp.Cluster[:min(n, endpointsPerService)]
 	for e := len(sp.Cluster); e < n; e++ {
 		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: address(10<<24, 1<<22+e, 8080)})
 	}
-	k.make(sp, i)
+	k.customize(sp, i)
 	return sp
 }
 
-// measureCounts times a change of the number of endpoints by one, as rolling
-// updates are made of, at two sizes; and to a number that no Service has had.
+// measureCounts measures a change of the number of endpoints by one, as in rolling updates, with
+// two numbers of Services; and a change to a number that no Service has had.
 func measureCounts(ctx context.Context, r *report) error {
 	const small, large = 1_000, 30_000
 	for _, k := range kinds {
@@ -67,13 +67,13 @@ func measureCounts(ctx context.Context, r *report) error {
 	return nil
 }
 
-func measureCount(ctx context.Context, k kind, services int) (known, unseen time.Duration, err error) {
+func measureCount(ctx context.Context, k serviceKind, services int) (known, unseen time.Duration, err error) {
 	s := state(0)
 	for i := range services {
-		sp := k.sized(i, 3)
+		sp := k.service(i, 3)
 		s.Rows[sp.Key] = sp
 	}
-	d, _, stop, err := watched(ctx, s)
+	d, _, stop, err := syncAndWatch(ctx, s)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -85,21 +85,21 @@ func measureCount(ctx context.Context, k kind, services int) (known, unseen time
 	var times, news []time.Duration
 	for j := range 500 {
 		i := j * 7919 % services
-		three, two := k.sized(i, 3), k.sized(i, 2)
+		three, two := k.service(i, 3), k.service(i, 2)
 		times = append(times, apply(three, two), apply(two, three))
 	}
 	const most = 60
 	for n := 4; n <= most; n++ {
-		three, more := k.sized(n, 3), k.sized(n, n)
+		three, more := k.service(n, 3), k.service(n, n)
 		news = append(news, apply(three, more))
 		apply(more, three)
 	}
 	return median(times), median(news), errors.Join(err, stop())
 }
 
-// watched returns a dataplane that has written a state and is watched for
-// foreign changes, as in the daemon.
-func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, *counter, func() error, error) {
+// syncAndWatch returns a dataplane that has written a state and watches for changes by other
+// processes, as in the daemon.
+func syncAndWatch(ctx context.Context, s *proxy.State) (*nftables.Dataplane, *counter, func() error, error) {
 	d, c, err := open(ctx)
 	if err != nil {
 		return nil, nil, nil, err
@@ -116,7 +116,7 @@ func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, *counter
 	}, nil
 }
 
-// measureLarge times the replacement of one endpoint of very many.
+// measureLarge measures the replacement of one of very many endpoints.
 func measureLarge(ctx context.Context, r *report) error {
 	const endpoints, rounds = 5_000, 200
 	for _, affinity := range []time.Duration{0, 3 * time.Hour} {
@@ -131,7 +131,7 @@ func measureLarge(ctx context.Context, r *report) error {
 		s := state(0)
 		last := large(0)
 		s.Rows[last.Key] = last
-		d, _, stop, err := watched(ctx, s)
+		d, _, stop, err := syncAndWatch(ctx, s)
 		if err != nil {
 			return err
 		}

@@ -16,12 +16,11 @@ import (
 	"sluice/internal/proxy"
 )
 
-// measureDatapath times the first packet of new flows to Services with session
-// affinity, of few endpoints and of very many, by turns. Clients come again, so
-// that most of them are remembered.
+// measureDatapath measures the first packet of new flows to Services with session affinity,
+// alternately with few endpoints and very many. Clients return, so most of them have a binding.
 func measureDatapath(ctx context.Context, r *report) error {
 	const few, many, rounds, flows = 5, 5_000, 20, 20_000
-	if err := loopback(); err != nil {
+	if err := setUpLoopback(); err != nil {
 		return err
 	}
 	s := state(0)
@@ -36,7 +35,7 @@ func measureDatapath(ctx context.Context, r *report) error {
 		s.Rows[sp.Key] = sp
 		to[n] = sp.Frontends[0].Addr
 	}
-	_, _, stop, err := watched(ctx, s)
+	_, _, stop, err := syncAndWatch(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -57,9 +56,9 @@ func measureDatapath(ctx context.Context, r *report) error {
 	return stop()
 }
 
-// loopback gives the namespace all addresses of pods, and routes to Services.
-// Flows are forgotten soon.
-func loopback() error {
+// setUpLoopback makes all pod addresses local to the namespace and adds routes to Services. It
+// shortens the UDP timeout of conntrack.
+func setUpLoopback() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find loopback: %w", err)
@@ -79,8 +78,8 @@ func loopback() error {
 	return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("1"), 0o644)
 }
 
-// sendFlows sends the first packet of n new flows, each of another client, and
-// returns how long one took.
+// sendFlows sends the first packet of n new flows, each from another client, and returns the time
+// per flow.
 func sendFlows(to netip.AddrPort, port, n int) (time.Duration, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

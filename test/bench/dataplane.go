@@ -20,7 +20,7 @@ import (
 
 const endpointsPerService = 10
 
-// counter counts what passes to the kernel.
+// counter counts operations passed to the kernel.
 type counter struct {
 	nft.Interface
 	elements, others, lists int
@@ -47,7 +47,7 @@ func (c *counter) Elements(ctx context.Context, s *nft.Set, f func(nft.Element))
 	return c.Interface.Elements(ctx, s, f)
 }
 
-// open opens a dataplane on a kernel without our tables.
+// open opens a dataplane after removing our tables from the kernel.
 func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
 	if _, err := nftables.Alone.Cleanup(ctx, nftables.Keep{}); err != nil {
 		return nil, nil, err
@@ -60,7 +60,7 @@ func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
 	return nftables.Alone.New(c, mode.Settings{MasqueradeBit: 14}), c, nil
 }
 
-// service is ClusterIP Service number i; its first endpoint is number first.
+// service returns ClusterIP Service number i; the index of its first endpoint is first.
 func service(i, first int) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
 		Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{
@@ -95,13 +95,13 @@ func state(services int) *proxy.State {
 	return s
 }
 
-// measureApply times the replacement of one endpoint at two sizes, watched for
-// foreign changes as the daemon does.
+// measureApply measures the replacement of one endpoint with two numbers of Services, while changes
+// by other processes are watched as in the daemon.
 func measureApply(ctx context.Context, r *report) error {
 	const small, large, rounds = 1_000, 30_000, 1_000
 	medians := map[int]time.Duration{}
 	for _, n := range []int{small, large} {
-		d, c, stop, err := watched(ctx, state(n))
+		d, c, stop, err := syncAndWatch(ctx, state(n))
 		if err != nil {
 			return err
 		}
@@ -129,20 +129,18 @@ func measureApply(ctx context.Context, r *report) error {
 	return nil
 }
 
-// replaceEndpoints replaces one endpoint again and again and returns the times, sorted.
+// replaceEndpoints repeatedly replaces one endpoint and returns the sorted times.
 func replaceEndpoints(ctx context.Context, d *nftables.Dataplane, c *counter, services, rounds int) ([]time.Duration, error) {
 	c.elements, c.others, c.lists = 0, 0, 0
 	times := make([]time.Duration, 0, rounds)
 	for k := range rounds {
 		i := k * 7919 % services
 		old, cur := service(i, i*16), service(i, 1<<22+k)
-		for _, u := range []proxy.Upsert{{Old: old, New: cur}} {
-			began := time.Now()
-			if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
-				return nil, err
-			}
-			times = append(times, time.Since(began))
+		began := time.Now()
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
+			return nil, err
 		}
+		times = append(times, time.Since(began))
 		elements := c.elements
 		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: cur, New: old}}}); err != nil {
 			return nil, err
@@ -153,8 +151,8 @@ func replaceEndpoints(ctx context.Context, d *nftables.Dataplane, c *counter, se
 	return times, nil
 }
 
-// measureSync times the first write of 10,000 Services against a loop that only
-// writes as many elements, and the Sync onto what is right.
+// measureSync compares the first write of 10,000 Services with a loop that writes as many elements
+// and nothing else, and measures a Sync that finds nothing to change.
 func measureSync(ctx context.Context, r *report) error {
 	const services, rounds = 10_000, 5
 	var syncs, floors, again []time.Duration
@@ -184,7 +182,7 @@ func measureSync(ctx context.Context, r *report) error {
 		if _, err := nftables.Alone.Cleanup(ctx, nftables.Keep{}); err != nil {
 			return err
 		}
-		floor, err := bareLoop(ctx, elements)
+		floor, err := writeElements(ctx, elements)
 		if err != nil {
 			return err
 		}
@@ -199,8 +197,9 @@ func measureSync(ctx context.Context, r *report) error {
 	return nil
 }
 
-// bareLoop writes elements like an endpoint map's and nothing else: the floor.
-func bareLoop(ctx context.Context, elements int) (time.Duration, error) {
+// writeElements writes elements like those of the endpoint map and nothing else: the lower bound
+// for a Sync.
+func writeElements(ctx context.Context, elements int) (time.Duration, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return 0, err
@@ -234,8 +233,8 @@ func bareLoop(ctx context.Context, elements int) (time.Duration, error) {
 
 func median(d []time.Duration) time.Duration { return slices.Sorted(slices.Values(d))[len(d)/2] }
 
-// medianRatio compares what was measured in turns. What else the machine does comes
-// and goes, so only neighbours are compared.
+// medianRatio returns the median of the ratios of alternate measurements. The load of the machine
+// varies, so only neighbours are compared.
 func medianRatio(of, against []time.Duration) float64 {
 	var ratios []float64
 	for i := range of {

@@ -1,10 +1,9 @@
 //go:build linux
 
-// Command bench measures what the design promises of the core and prints it as
-// one table: the cost of one change against the number of Services, the first
-// write against a bare loop over netlink, the resolver's memory. Figures that
-// are compared come from one run. It needs root, for a network namespace of its
-// own.
+// Command bench measures what the design promises of the core and prints one table: the cost of one
+// change for different numbers of Services, the first write compared with a bare netlink loop, the
+// resolver's memory. Figures that are compared come from the same run. It needs root to create its
+// own network namespace.
 package main
 
 import (
@@ -30,9 +29,9 @@ func main() {
 }
 
 func run(output string) error {
-	runtime.LockOSThread() // the namespace is the thread's
+	runtime.LockOSThread() // a network namespace belongs to a thread
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("make a network namespace (needs root): %w", err)
+		return fmt.Errorf("create a network namespace (needs root): %w", err)
 	}
 	var r report
 	ctx := context.Background()
@@ -67,13 +66,13 @@ func run(output string) error {
 	}
 	for _, x := range r.rows {
 		if !x.holds {
-			return fmt.Errorf("%s: %s, promised was %s", x.what, x.figure, x.promise)
+			return fmt.Errorf("%s is %s, but the promise is %s", x.what, x.figure, x.promise)
 		}
 	}
 	return nil
 }
 
-// report is the table: what, figure, promise, whether it holds.
+// report is the table of figures and promises.
 type report struct {
 	rows []row
 }
@@ -87,7 +86,7 @@ func (r *report) add(what, figure, promise string, holds bool) {
 	r.rows = append(r.rows, row{what, figure, promise, holds})
 }
 
-// note adds a figure that nothing was promised of.
+// note adds a figure without a promise.
 func (r *report) note(what, figure string) { r.add(what, figure, "", true) }
 
 func (r *report) text() string {

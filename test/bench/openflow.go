@@ -14,11 +14,11 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// measureOpenFlow times a round trip of a flow that is open, with our rules in force
-// and without them, by turns. The kernel tracks and translates connections both times.
+// measureOpenFlow measures a round trip of an established flow, alternately with our rules and
+// without them. In both cases the kernel tracks and translates connections.
 func measureOpenFlow(ctx context.Context, r *report) error {
 	const rounds, trips = 40, 5_000
-	remove, err := track(ctx)
+	remove, err := enableTracking(ctx)
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func measureOpenFlow(ctx context.Context, r *report) error {
 	defer flow.close()
 	var with, without []time.Duration
 	for range rounds {
-		d, _, err := open(ctx) // our rules are gone
+		d, _, err := open(ctx) // removes our rules
 		if err != nil {
 			return err
 		}
@@ -55,8 +55,8 @@ func measureOpenFlow(ctx context.Context, r *report) error {
 	return remove()
 }
 
-// track has the kernel track and translate connections, whoever else does.
-func track(ctx context.Context) (remove func() error, err error) {
+// enableTracking makes the kernel track and translate connections, independently of our rules.
+func enableTracking(ctx context.Context) (remove func() error, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -74,10 +74,10 @@ func track(ctx context.Context) (remove func() error, err error) {
 	}, conn.Commit(ctx, &b)
 }
 
-// pair is two sockets that are connected to each other.
-type pair [2]int
+// socketPair is two UDP sockets that are connected to each other.
+type socketPair [2]int
 
-func openFlow() (p pair, err error) {
+func openFlow() (p socketPair, err error) {
 	for i, port := range []int{19_001, 19_002} {
 		if p[i], err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return p, fmt.Errorf("open a socket: %w", err)
@@ -94,14 +94,14 @@ func openFlow() (p pair, err error) {
 	return p, nil
 }
 
-func (p pair) close() {
+func (p socketPair) close() {
 	for _, fd := range p {
-		_ = unix.Close(fd) // there is nothing to lose
+		_ = unix.Close(fd) // nothing is buffered
 	}
 }
 
-// roundTrips returns how long one takes.
-func (p pair) roundTrips(n int) (time.Duration, error) {
+// roundTrips returns the time of one of n round trips.
+func (p socketPair) roundTrips(n int) (time.Duration, error) {
 	b := make([]byte, 1)
 	began := time.Now()
 	for range n {

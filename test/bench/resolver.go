@@ -16,23 +16,23 @@ import (
 	"sluice/internal/resolve"
 )
 
-// measureResolver takes the resolver's own heap, and what one changed slice
-// costs at two sizes and beside slices that have problems.
+// measureResolver measures the resolver's heap, and the cost of one changed slice with two numbers
+// of Services and beside slices with problems.
 func measureResolver(_ context.Context, r *report) error {
 	const small, large, limit = 1_000, 30_000, 150 << 20
 	before := heap()
-	res := filled(large)
+	res := newResolver(large)
 	grown := heap() - before
 	r.add(fmt.Sprintf("the resolver's heap at %d x %d", large, endpointsPerService), fmt.Sprintf("%d MiB", grown>>20), "under 150 MiB", grown < limit)
-	at := map[int]float64{large: allocs(replacer(res))}
-	res = filled(small)
+	at := map[int]float64{large: allocsPerRun(replacer(res))}
+	res = newResolver(small)
 	replace := replacer(res)
-	at[small] = allocs(replace)
+	at[small] = allocsPerRun(replace)
 	r.add(fmt.Sprintf("allocations for one changed slice at %d and %d Services", small, large), fmt.Sprintf("%.0f and %.0f", at[small], at[large]), "the same", at[large] <= at[small]*1.1+2)
 	const problems = 10_000
-	alone, aloneTook := at[small], took(replace)
-	spoil(res, problems)
-	beside, besideTook := allocs(replace), took(replace)
+	alone, aloneTook := at[small], timePerRun(replace)
+	addProblems(res, problems)
+	beside, besideTook := allocsPerRun(replace), timePerRun(replace)
 	r.add(fmt.Sprintf("endpoint change beside %d problem slices, and beside none: allocations", problems), fmt.Sprintf("%.0f and %.0f", beside, alone), "the same", beside <= alone+2)
 	r.note("... time in the resolver", fmt.Sprintf("%v and %v", besideTook.Round(time.Microsecond), aloneTook.Round(time.Microsecond)))
 	return nil
@@ -46,7 +46,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-func filled(services int) *resolve.Resolver {
+func newResolver(services int) *resolve.Resolver {
 	res := resolve.New(resolve.Settings{NodeName: "node"})
 	for i := range services {
 		res.Services.Update(nil, serviceObject(i))
@@ -56,8 +56,8 @@ func filled(services int) *resolve.Resolver {
 	return res
 }
 
-// spoil adds slices of other Services with an address that cannot be used.
-func spoil(res *resolve.Resolver, slices int) {
+// addProblems adds slices of other Services with an invalid address.
+func addProblems(res *resolve.Resolver, slices int) {
 	for i := range slices {
 		s := sliceObject(100_000+i, 0)
 		s.Endpoints = s.Endpoints[:1]
@@ -70,7 +70,7 @@ func spoil(res *resolve.Resolver, slices int) {
 	}
 }
 
-// replacer returns what replaces one endpoint, again and again.
+// replacer returns a function that replaces one endpoint each time it is called.
 func replacer(res *resolve.Resolver) func() {
 	slices := []*discoveryv1.EndpointSlice{sliceObject(7, 1<<22), sliceObject(7, 7*16)}
 	k := 0
@@ -84,9 +84,9 @@ func replacer(res *resolve.Resolver) func() {
 	}
 }
 
-func allocs(replace func()) float64 { return testing.AllocsPerRun(200, replace) }
+func allocsPerRun(replace func()) float64 { return testing.AllocsPerRun(200, replace) }
 
-func took(replace func()) time.Duration {
+func timePerRun(replace func()) time.Duration {
 	const rounds = 2_000
 	begin := time.Now()
 	for range rounds {

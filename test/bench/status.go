@@ -27,16 +27,15 @@ import (
 )
 
 const (
-	asked       = 10_000                // Services of the daemon that is asked
-	phase       = 2 * time.Second       // of being asked, or of not being asked
-	phases      = 12                    // of each
-	changeEvery = 20 * time.Millisecond // an endpoint is replaced
-	metricsAt   = "127.0.0.1:10249"
+	polledServices = 10_000                // Services of the daemon
+	phaseTime      = 2 * time.Second       // with or without polling
+	phases         = 12                    // of each
+	changeEvery    = 20 * time.Millisecond // between two replacements of an endpoint
+	metricsAt      = "127.0.0.1:10249"
 )
 
-// watchers is what is asked of a daemon when its page is open, top runs and
-// metrics are scraped, and how often.
-var watchers = []struct {
+// polledPaths is what clients request while the status page is open and top runs, and how often.
+var polledPaths = []struct {
 	path  string
 	every time.Duration
 }{
@@ -46,8 +45,8 @@ var watchers = []struct {
 	{statusapi.TrafficPath + "?limit=500", 2 * time.Second},
 }
 
-// measureStatus replaces an endpoint again and again in a whole daemon, in turns
-// with and without others who ask it for its status.
+// measureStatus repeatedly replaces an endpoint in a whole daemon, alternately with and without
+// clients that poll its status.
 func measureStatus(ctx context.Context, r *report) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -66,7 +65,7 @@ func measureStatus(ctx context.Context, r *report) error {
 		return err
 	}
 	defer func() { _ = own.Close() }()
-	d := &askedDaemon{dir: dir, client: statusapi.AtSocket(filepath.Join(dir, "s")), namespace: int(own.Fd())}
+	d := &polledDaemon{dir: dir, client: statusapi.AtSocket(filepath.Join(dir, "s")), namespace: int(own.Fd())}
 	if err := d.start(ctx); err != nil {
 		return err
 	}
@@ -74,7 +73,7 @@ func measureStatus(ctx context.Context, r *report) error {
 	var idle, busy []time.Duration
 	for range phases {
 		for _, with := range []*[]time.Duration{&idle, &busy} {
-			took, err := d.changes(ctx, with == &busy)
+			took, err := d.measureChanges(ctx, with == &busy)
 			if err != nil {
 				return err
 			}
@@ -82,28 +81,28 @@ func measureStatus(ctx context.Context, r *report) error {
 		}
 	}
 	if d.scraped == 0 {
-		return errors.New("no metrics could be scraped")
+		return errors.New("scrape metrics: got no bytes")
 	}
 	ratio := medianRatio(busy, idle)
-	r.add(fmt.Sprintf("endpoint change at %d Services, page open, top running, scraped each second: p50 with and without", asked),
+	r.add(fmt.Sprintf("endpoint change at %d Services, page open, top running, scraped each second: p50 with and without", polledServices),
 		fmt.Sprintf("%v and %v, %.2fx", median(busy).Round(time.Microsecond), median(idle).Round(time.Microsecond), ratio),
 		"within 1.3x", ratio <= 1.3)
 	return nil
 }
 
-// askedDaemon is a daemon with many Services.
-type askedDaemon struct {
-	dir    string
-	client *statusapi.Client
-	cmd    *exec.Cmd
-	n      int // changes so far
+// polledDaemon is a daemon with many Services.
+type polledDaemon struct {
+	dir         string
+	client      *statusapi.Client
+	cmd         *exec.Cmd
+	changeCount int // changes so far
 
-	namespace int   // of network
+	namespace int   // file descriptor of the network namespace
 	scraped   int64 // bytes of metrics
 }
 
-// start builds and starts the daemon, and waits until all is in force.
-func (d *askedDaemon) start(ctx context.Context) error {
+// start builds and starts the daemon, and waits until everything is in force.
+func (d *polledDaemon) start(ctx context.Context) error {
 	program, manifests := filepath.Join(d.dir, "sluice"), filepath.Join(d.dir, "manifests")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", program, "./cmd/sluice").CombinedOutput(); err != nil {
 		return fmt.Errorf("build the daemon: %w: %s", err, out)
@@ -116,11 +115,11 @@ func (d *askedDaemon) start(ctx context.Context) error {
 		return err
 	}
 	list := json.NewEncoder(many)
-	for i := range asked {
+	for i := range polledServices {
 		svc, slice := serviceObject(i), sliceObject(i, i*16)
 		svc.APIVersion, svc.Kind, slice.APIVersion, slice.Kind = "v1", "Service", "discovery.k8s.io/v1", "EndpointSlice"
 		for _, o := range []any{svc, slice} {
-			_, _ = io.WriteString(many, "---\n") // a failure shows at the end
+			_, _ = io.WriteString(many, "---\n") // Close reports a failure
 			if err := list.Encode(o); err != nil {
 				return err
 			}
@@ -148,14 +147,14 @@ func (d *askedDaemon) start(ctx context.Context) error {
 	return nil
 }
 
-func (d *askedDaemon) stop() {
+func (d *polledDaemon) stop() {
 	_ = d.cmd.Process.Signal(syscall.SIGTERM)
 	_ = d.cmd.Wait()
 }
 
 // change replaces the endpoint of one Service.
-func (d *askedDaemon) change() error {
-	d.n++
+func (d *polledDaemon) change() error {
+	d.changeCount++
 	const text = `apiVersion: v1
 kind: Service
 metadata: {name: web}
@@ -169,24 +168,24 @@ ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [%v]}]
 `
 	file := filepath.Join(d.dir, "manifests", "web.yaml")
-	addr := netip.AddrFrom4([4]byte{10, 200, byte(d.n >> 8), byte(d.n)})
+	addr := netip.AddrFrom4([4]byte{10, 200, byte(d.changeCount >> 8), byte(d.changeCount)})
 	if err := os.WriteFile(file+".new", fmt.Appendf(nil, text, addr), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", file)
 }
 
-// changes makes changes for one phase and returns how long each took to be in force.
-func (d *askedDaemon) changes(ctx context.Context, withWatchers bool) ([]time.Duration, error) {
+// measureChanges makes changes for one phase and returns how long each took to be in force.
+func (d *polledDaemon) measureChanges(ctx context.Context, withWatchers bool) ([]time.Duration, error) {
 	var before statusapi.ChangeList
 	if err := d.client.Get(ctx, statusapi.ChangesPath, url.Values{"limit": {"1"}}, &before); err != nil {
 		return nil, err
 	}
-	during, cancel := context.WithTimeout(ctx, phase)
+	during, cancel := context.WithTimeout(ctx, phaseTime)
 	defer cancel()
 	var others sync.WaitGroup
 	if withWatchers {
-		d.watch(during, &others)
+		d.poll(during, &others)
 	}
 	tick := time.NewTicker(changeEvery)
 	defer tick.Stop()
@@ -211,13 +210,13 @@ func (d *askedDaemon) changes(ctx context.Context, withWatchers bool) ([]time.Du
 		}
 	}
 	if len(took) < 20 {
-		return nil, fmt.Errorf("%d changes came in force in %v", len(took), phase)
+		return nil, fmt.Errorf("measure changes: only %d took effect in %v", len(took), phaseTime)
 	}
 	return took, nil
 }
 
-// watch asks the daemon as people and programs do, until ctx ends.
-func (d *askedDaemon) watch(ctx context.Context, group *sync.WaitGroup) {
+// poll polls the daemon as operators and Prometheus do, until ctx ends.
+func (d *polledDaemon) poll(ctx context.Context, group *sync.WaitGroup) {
 	every := func(period time.Duration, ask func()) {
 		group.Go(func() {
 			tick := time.NewTicker(period)
@@ -231,20 +230,19 @@ func (d *askedDaemon) watch(ctx context.Context, group *sync.WaitGroup) {
 			}
 		})
 	}
-	for _, w := range watchers {
-		u, _ := url.Parse(w.path) // a constant
+	for _, w := range polledPaths {
+		u, _ := url.Parse(w.path) // a valid constant
 		every(w.every, func() {
 			var answer any
-			_ = d.client.Get(ctx, u.Path, u.Query(), &answer) // the end of the phase cuts one off
+			_ = d.client.Get(ctx, u.Path, u.Query(), &answer) // the end of the phase interrupts one
 		})
 	}
 	group.Go(func() { scrape(ctx, d.namespace, &d.scraped) })
 }
 
-// scrape reads the metrics each second, from within a network namespace, until
-// ctx ends.
+// scrape reads the metrics every second, from within a network namespace, until ctx ends.
 func scrape(ctx context.Context, namespace int, bytes *int64) {
-	runtime.LockOSThread() // and never unlocked: the thread is in the namespace, and ends with this
+	runtime.LockOSThread() // never unlocked: the thread stays in the namespace and ends with the goroutine
 	if unix.Setns(namespace, unix.CLONE_NEWNET) != nil {
 		return
 	}

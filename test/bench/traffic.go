@@ -20,12 +20,12 @@ import (
 	"sluice/internal/traffic"
 )
 
-// measureTraffic compares the CPU time of new TCP connections, from their
-// beginning until the kernel has forgotten them, while nobody counts them, while
-// they are counted, and while their bytes are. Then it goes through many.
+// measureTraffic compares the CPU time of new TCP connections, from SYN until conntrack forgets
+// them, without counting, with connections counted, and with bytes counted. Then it measures a dump
+// of many connections.
 func measureTraffic(ctx context.Context, r *report) error {
 	const rounds, connections = 7, 10_000
-	if err := loopback(); err != nil {
+	if err := setUpLoopback(); err != nil {
 		return err
 	}
 	s := state(0)
@@ -35,11 +35,11 @@ func measureTraffic(ctx context.Context, r *report) error {
 	for _, sp := range []*proxy.ServicePort{tcp, udp} {
 		s.Rows[sp.Key] = sp
 	}
-	_, _, stop, err := watched(ctx, s)
+	_, _, stop, err := syncAndWatch(ctx, s)
 	if err != nil {
 		return err
 	}
-	closeServer, err := closing(8080)
+	closeServer, err := listenAndClose(8080)
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func measureTraffic(ctx context.Context, r *report) error {
 	return stop()
 }
 
-// closing ends every connection to a port as soon as it is made.
-func closing(port int) (func(), error) {
+// listenAndClose closes every connection to a port as soon as it is accepted.
+func listenAndClose(port int) (func(), error) {
 	ln, err := net.Listen("tcp4", fmt.Sprintf(":%d", port))
 	if err != nil {
 		return nil, err
@@ -84,21 +84,21 @@ func closing(port int) (func(), error) {
 	return func() { _ = ln.Close() }, nil
 }
 
-// counted tells how many ends were taken.
-type counted struct {
+// countedEnds counts the destroy events of connections.
+type countedEnds struct {
 	ct.Ends
 	n atomic.Int64
 }
 
-func (c *counted) Take(each func(*ct.Flow)) error {
+func (c *countedEnds) Take(each func(*ct.Flow)) error {
 	return c.Ends.Take(func(f *ct.Flow) {
 		c.n.Add(1)
 		each(f)
 	})
 }
 
-// newCollector counts the traffic of a state until it is told to stop.
-func newCollector(ctx context.Context, s *proxy.State) (c *traffic.Collector, ends *counted, stop func() error, err error) {
+// newCollector counts the traffic of a state until stop is called.
+func newCollector(ctx context.Context, s *proxy.State) (c *traffic.Collector, ends *countedEnds, stop func() error, err error) {
 	flows, err := ct.Open()
 	if err != nil {
 		return nil, nil, nil, err
@@ -107,7 +107,7 @@ func newCollector(ctx context.Context, s *proxy.State) (c *traffic.Collector, en
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ends = &counted{Ends: events}
+	ends = &countedEnds{Ends: events}
 	c = traffic.New(traffic.Settings{
 		Flows: flows, Ends: ends, Bytes: true, MaxSeries: traffic.DefaultMaxSeries,
 		LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil },
@@ -127,17 +127,16 @@ func newCollector(ctx context.Context, s *proxy.State) (c *traffic.Collector, en
 	}, nil
 }
 
-// connectAll makes connections, has the kernel forget them, and returns the CPU
-// time of one.
+// connectAll makes connections, flushes conntrack and returns the CPU time per connection.
 func connectAll(ctx context.Context, s *proxy.State, level string, to netip.AddrPort, n int) (time.Duration, error) {
-	acct := map[string]string{"bytes": "1"}[level]
-	if acct == "" {
-		acct = "0"
+	acct := "0"
+	if level == "bytes" {
+		acct = "1"
 	}
 	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte(acct), 0o644); err != nil {
 		return 0, err
 	}
-	var ends *counted
+	var ends *countedEnds
 	if level != "off" {
 		_, counted, stop, err := newCollector(ctx, s)
 		if err != nil {
@@ -161,20 +160,20 @@ func connectAll(ctx context.Context, s *proxy.State, level string, to netip.Addr
 	}
 	for end := time.Now().Add(10 * time.Second); ends != nil && ends.n.Load() < int64(n); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			return 0, fmt.Errorf("%d of %d connections were told to have ended", ends.n.Load(), n)
+			return 0, fmt.Errorf("wait for destroy events: got %d of %d", ends.n.Load(), n)
 		}
 	}
 	return (cpuTime() - began) / time.Duration(n), nil
 }
 
-// cpuTime is what this process, its system calls included, has used.
+// cpuTime returns the CPU time of this process, including system calls.
 func cpuTime() time.Duration {
 	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // it cannot fail
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // cannot fail
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// measureDump times how long going through many flows takes.
+// measureDump measures a dump of many connections.
 func measureDump(ctx context.Context, r *report, s *proxy.State, to netip.AddrPort) error {
 	const flows = 200_000
 	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("60"), 0o644); err != nil {
@@ -186,7 +185,7 @@ func measureDump(ctx context.Context, r *report, s *proxy.State, to netip.AddrPo
 		}
 	}
 	cpu := cpuTime()
-	c, _, stop, err := newCollector(ctx, s) // which looks at them
+	c, _, stop, err := newCollector(ctx, s) // dumps them
 	if err != nil {
 		return err
 	}

@@ -11,23 +11,23 @@ import (
 )
 
 // histories is how many each mode goes through.
-var histories = flag.Int("churn", 2, "play so many random `HISTORIES` in each mode, of up to 10 steps each")
+var histories = flag.Int("churn", 2, "run this many random `HISTORIES` in each mode, of up to 10 steps each")
 
-// TestChurn follows random histories with the whole daemon, by way of the API server,
-// which has troubles of its own.
+// TestChurn runs random histories with the whole daemon and a real API server, with faults of the
+// API server.
 func TestChurn(t *testing.T) {
-	churn.Play(t, *histories)
+	churn.SetHistories(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
 			churn.Run(t, churn.Settings{
-				Mode: mode, Program: bed.Daemon(), Objects: "a real API server", Cgroups: bed.Cgroups,
+				Mode: mode, Program: bed.Sluice(), Objects: "a real API server", Cgroups: bed.Cgroups,
 				Open: func(node *lab.Host) (churn.Source, error) { return openAPI(t, node) },
 			})
 		})
 	}
 }
 
-// openAPI makes a node that is in no cluster one that is, by a gate.
+// openAPI connects a node outside of the cluster to the API server through a gate.
 func openAPI(t *testing.T, node *lab.Host) (*api, error) {
 	gate, err := bed.NewGateOn(node, netip.MustParseAddrPort("127.0.0.1:16443"))
 	if err != nil {

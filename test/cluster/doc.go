@@ -1,4 +1,4 @@
-// Package cluster holds the end-to-end tests: the daemon on three nodes, each
-// with its own process, against a real API server. Everything that the tests
-// need is in the packages below this one; here is only what they show.
+// Package cluster contains the end-to-end tests: the daemon on three nodes, each in its own
+// process, with a real API server. The packages below this one provide everything that the tests
+// need.
 package cluster

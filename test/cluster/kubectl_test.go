@@ -112,7 +112,7 @@ func (p *plugin) kubelet(n *testbed.Node) {
 			for i := range args {
 				args[i] = strings.ReplaceAll(args[i], statusapi.DefaultSocket, bed.StatusSocket(n))
 			}
-			return exec.Command(bed.Daemon(), args[1:]...), nil
+			return exec.Command(bed.Sluice(), args[1:]...), nil
 		},
 	})
 	if err != nil {

@@ -34,7 +34,7 @@ func TestPeers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &trial.Bench{Cluster: bed, Watcher: watcher, Load: l, Say: func(line string) { t.Log(line) }, Limits: trial.Limits{
+	b := &trial.Bench{Cluster: bed, Watcher: watcher, Load: l, Log: func(line string) { t.Log(line) }, Limits: trial.Limits{
 		ColdStart: deadline, Samples: 2, Budget: deadline, Patience: deadline,
 		Idle: time.Second, Burst: 20 * time.Millisecond, Rates: []int{0, 50},
 	}}

@@ -51,7 +51,7 @@ func health(n *testbed.Node, path string) func() string {
 func (s *scene) inForce(nodes ...*testbed.Node) {
 	s.Helper()
 	for _, n := range nodes {
-		if err := bed.InForce(n); err != nil {
+		if err := bed.WaitInForce(n); err != nil {
 			s.Fatalf("%s: %v", n.Name, err)
 		}
 	}

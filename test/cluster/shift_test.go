@@ -262,7 +262,7 @@ func (s *shift) handOver() {
 		if was := s.turns[i][s.at]; was.killed {
 			p.Kill()
 		} else if was.proxy.Mode == testbed.Userspace {
-			if err := p.AskToStop(); err != nil {
+			if err := p.RequestStop(); err != nil {
 				s.Fatal(err)
 			}
 		} else if err := p.Stop(); err != nil {

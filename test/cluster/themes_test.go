@@ -24,7 +24,7 @@ func TestThemes(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			refused := map[string]error{}
 			s := churn.Settings{
-				Mode: mode, Program: bed.Daemon(), Objects: "a real API server", Cgroups: bed.Cgroups,
+				Mode: mode, Program: bed.Sluice(), Objects: "a real API server", Cgroups: bed.Cgroups,
 				Open: func(node *lab.Host) (churn.Source, error) {
 					a, err := openAPI(t, node)
 					if err == nil {

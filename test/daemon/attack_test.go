@@ -12,9 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAttack has another writer that never rests, flushes of everything and
-// daemons that are killed at any moment, while endpoints change. Once that ends
-// the rules are what a fresh comparison wants.
+// TestAttack runs another process that continuously writes and flushes rules, and kills daemons at
+// any moment, while endpoints change. Afterwards the rules equal a fresh rendering.
 func TestAttack(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
@@ -57,9 +56,8 @@ func TestAttack(t *testing.T) {
 	}
 }
 
-// TestHeldLock has another program hold the xtables lock while endpoints change.
-// The change comes when the lock is free, and a stop does not wait for it for
-// longer than a restore does.
+// TestHeldLock holds the xtables lock while endpoints change. The change is applied when the lock
+// is released, and a stop waits for the lock no longer than a restore does.
 func TestHeldLock(t *testing.T) {
 	s := newSite(t)
 	s.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")

@@ -64,9 +64,9 @@ var earlierRules = []earlierRule{
 	},
 }
 
-// TestRulesBeforeOurs has another program put rules before ours. What they take from a
-// Service they take; neither theirs nor ours are changed for it, no connection to another
-// Service fails, and sluice explain says what is in the way.
+// TestRulesBeforeOurs adds rules of another program before ours. They win for the Service that they
+// match; neither they nor our rules are changed, no connection to another Service fails, and sluice
+// explain names the obstacle.
 func TestRulesBeforeOurs(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", legacy, "userspace"} {
 		t.Run(mode, func(t *testing.T) {

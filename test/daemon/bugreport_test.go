@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestBugReport packs a report beside the real daemon in each mode, with secrets
-// in its reach: what the daemon says and wrote is in it, and none of them.
+// TestBugReport creates a report next to the real daemon in each mode, with secrets within reach:
+// it contains the daemon's status and rules, and none of the secrets.
 func TestBugReport(t *testing.T) {
 	const secret = "PLANTED-SECRET"
 	for mode, rules := range map[string]string{

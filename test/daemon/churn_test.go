@@ -16,18 +16,18 @@ import (
 )
 
 // histories is how many each mode goes through.
-var histories = flag.Int("churn", 8, "play so many random `HISTORIES` in each mode, of up to 10 steps each")
+var histories = flag.Int("churn", 8, "run this many random `HISTORIES` in each mode, of up to 10 steps each")
 
-// TestChurn follows random histories with the whole daemon, by way of a folder.
+// TestChurn runs random histories with the whole daemon and a folder of manifests.
 func TestChurn(t *testing.T) {
 	program, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	churn.Play(t, *histories)
+	churn.SetHistories(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
-			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
+			if mode != "ebpf" { // it moves the process, with all children, into its own cgroup
 				t.Parallel()
 			}
 			churn.Run(t, churn.Settings{
@@ -72,7 +72,7 @@ func (f *folder) Write(_ context.Context, w *conformance.World) (*conformance.Wo
 	return w, nil
 }
 
-// put writes a file at once.
+// put writes a file atomically.
 func (f *folder) put(name, text string) error {
 	tmp := filepath.Join(f.dir, "."+name)
 	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {
@@ -85,6 +85,6 @@ func (f *folder) Flags() []string { return []string{"--manifests", f.dir} }
 
 func (f *folder) Folder(context.Context) (string, error) { return f.dir, nil }
 
-func (f *folder) Troubles() []conformance.Trouble { return nil }
+func (f *folder) Faults() []conformance.Fault { return nil }
 
 func (f *folder) Close() error { return nil }

@@ -85,8 +85,8 @@ metadata: {name: empty}
 spec: {type: NodePort, clusterIP: 172.30.0.31, ports: [{port: 80, nodePort: 30081}]}
 `
 
-// TestCleanup runs the daemon in its modes, takes all away that it left, and
-// finds the host as it was before the first start.
+// TestCleanup runs the daemon in its modes, cleans up, and checks that the host is as it was before
+// the first start.
 func TestCleanup(t *testing.T) {
 	for _, c := range []struct {
 		name  string

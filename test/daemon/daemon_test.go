@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	_ "sluice/internal/app" // or go test would take what an earlier daemon did for this one's
+	_ "sluice/internal/app" // so that cached test results depend on the daemon's sources
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/subprocess"
 	"sluice/internal/conformance/traffic"
@@ -35,8 +35,8 @@ var (
 	clientV6  = netip.MustParseAddr("fd00:10::2")
 )
 
-// binary builds the daemon once, as make build does; a virtual machine, which has no
-// compiler, brings it along.
+// binary builds the daemon once, as make build does. A virtual machine has no compiler and brings
+// the binary along.
 var binary = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(guest.DaemonVariable); path != "" {
 		return path, nil
@@ -54,7 +54,7 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// TestMain removes the binary, or becomes a confined program.
+// TestMain removes the binary, or runs as the confined program of a test.
 func TestMain(m *testing.M) {
 	if file := os.Getenv(filterFile); file != "" {
 		fmt.Fprintln(os.Stderr, confine(file))
@@ -67,17 +67,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// site is a lab with two pods that answer, a client pod and a folder.
+// site is a lab with two pods that answer, a client pod and a folder of manifests.
 type site struct {
 	t      *testing.T
 	lab    *lab.Lab
 	client *lab.Host
 	pods   map[netip.Addr]*lab.Host
 	dir    string
-	flags  []string // that the daemon has beside those of a test
-	socket string   // where the daemon answers; its path is short, as the kernel wants it
+	flags  []string // of every daemon, in addition to those of a test
+	socket string   // status socket; short, because the path of a Unix socket is limited to 108 bytes
 
-	patience time.Duration // of the connections of a load; 0: as long as it takes to try twice
+	patience time.Duration // timeout of the connections of a load; 0 means long enough for a retry
 }
 
 func newSite(t *testing.T) *site {
@@ -129,7 +129,7 @@ func (s *site) listen(h *lab.Host, a netip.AddrPort) {
 	s.t.Cleanup(func() { ln.Close() })
 }
 
-// write puts a manifest into the folder at once.
+// write writes a manifest into the folder atomically.
 func (s *site) write(name, text string) {
 	s.t.Helper()
 	tmp := filepath.Join(s.dir, "."+name)
@@ -162,17 +162,17 @@ type process struct {
 	t *testing.T
 }
 
-// synced returns when the daemon told of its first sync; zero: not yet.
-func (p *process) synced() time.Time { return p.Said("First sync done") }
+// synced returns when the daemon logged its first sync; zero means not yet.
+func (p *process) synced() time.Time { return p.LoggedAt("First sync done") }
 
 func (p *process) log() string { return p.Log() }
 
-// settings are the flags by which a daemon and a rendering mean the same.
+// settings returns the flags that a daemon and sluice render must share.
 func (s *site) settings() []string {
 	return append([]string{"--hostname-override", "test-node", "--cluster-cidr", "10.0.0.0/8,fd00:10::/64"}, s.flags...)
 }
 
-// start starts the daemon on the folder, in the node's namespace.
+// start starts the daemon with the folder, in the node's namespace.
 func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 	s.t.Helper()
 	p, err := start(s.t, s.lab.Node(), change, slices.Concat(s.settings(), []string{"-v", "2", "--status-socket", s.socket}, args)...)
@@ -203,9 +203,9 @@ func start(t *testing.T, node *lab.Host, change func(*exec.Cmd), args ...string)
 	return &process{p, t}, err
 }
 
-// end signals the daemon, waits and returns its exit code.
+// end signals the daemon, waits for it and returns its exit code.
 func (p *process) end(sig syscall.Signal) int {
-	_ = p.Cmd.Process.Signal(sig) // it may have ended by itself
+	_ = p.Cmd.Process.Signal(sig) // an error means that it has already ended
 	return p.wait()
 }
 
@@ -215,7 +215,7 @@ func (p *process) wait() int {
 	case <-p.Done:
 		return p.Cmd.ProcessState.ExitCode()
 	case <-time.After(20 * time.Second):
-		p.t.Fatalf("the daemon does not end; its log:\n%s", p.log())
+		p.t.Fatalf("the daemon does not exit; its log:\n%s", p.log())
 		return -1
 	}
 }
@@ -230,11 +230,10 @@ func eventually(t *testing.T, what string, holds func() bool) {
 			return
 		}
 	}
-	t.Fatalf("%s did not come about", what)
+	t.Fatalf("timed out waiting for: %s", what)
 }
 
-// ask sends one connection and returns the endpoint that answered, or "" and
-// what went wrong.
+// ask makes one connection and returns the endpoint that answered and the fate of the connection.
 func (s *site) ask(src netip.Addr, dst netip.AddrPort) (netip.Addr, traffic.Fate) {
 	s.t.Helper()
 	return s.askBy(proxy.TCP, src, dst)
@@ -249,7 +248,7 @@ func (s *site) askBy(p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (neti
 	return seen[0].By.Addr(), seen[0].Fate
 }
 
-// answers reports whether a Service is answered by an endpoint.
+// answers returns a condition: an endpoint answers for a Service.
 func (s *site) answers(dst netip.AddrPort, by netip.Addr) func() bool {
 	src := client
 	if dst.Addr().Is6() {
@@ -261,8 +260,8 @@ func (s *site) answers(dst netip.AddrPort, by netip.Addr) func() bool {
 	}
 }
 
-// TestStopLeavesTheRules stops the daemon by SIGTERM and by SIGKILL: new
-// connections and old ones go on, and the next daemon takes over without a gap.
+// TestStopLeavesTheRules stops the daemon with SIGTERM and with SIGKILL: new and existing
+// connections continue, and the next daemon takes over without a gap.
 func TestStopLeavesTheRules(t *testing.T) {
 	s := newSite(t)
 	echo := s.echo(podA, 9090)

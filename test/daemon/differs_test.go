@@ -24,8 +24,8 @@ var meddlers = map[string]struct {
 	}, "10.0.0.11:8080"},
 }
 
-// TestExplainDiffers has another process change what a Service has in the kernel:
-// explain names it in every mode, and its exit code tells.
+// TestExplainDiffers changes the kernel objects of a Service from another process: explain reports
+// the difference in every mode, also by its exit code.
 func TestExplainDiffers(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

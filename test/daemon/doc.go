@@ -1,4 +1,3 @@
-// Package daemon tests the daemon as its users meet it: the real binary, in a
-// network namespace, on a folder of manifests, with packets. It has no other
-// code.
+// Package daemon tests the daemon as its users run it: the real binary, in a network namespace,
+// with a folder of manifests and real packets. It has no other code.
 package daemon

@@ -66,8 +66,8 @@ ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
 `
 
-// TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets,
-// and sends them.
+// TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets, and sends the same
+// packets.
 func TestExplainIsWhatPacketsDo(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -117,8 +117,8 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 	}
 }
 
-// TestExplainTrace follows packets of the node and of a pod, finds the rule of
-// another program that drops them, and leaves nothing behind.
+// TestExplainTrace traces packets of the node and of a pod, finds the rule of another program that
+// drops them, and leaves nothing behind.
 func TestExplainTrace(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {

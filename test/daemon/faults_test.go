@@ -44,9 +44,9 @@ func partial() (all []*fault) {
 	)
 }
 
-// TestSystemCallsFail lets a part of the daemon's system calls fail, in every mode,
-// while endpoints are replaced and connections are made. None may go to an endpoint
-// that is not the Service's, and when the calls work again all is right.
+// TestSystemCallsFail lets some of the daemon's system calls fail, in every mode, while endpoints
+// are replaced and connections are made. No connection may reach an endpoint of another Service,
+// and when the calls succeed again everything is correct.
 func TestSystemCallsFail(t *testing.T) {
 	for _, name := range append([]string{legacy}, modes...) {
 		t.Run(name, func(t *testing.T) {

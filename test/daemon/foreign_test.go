@@ -280,9 +280,9 @@ func (s *site) clear(mode string) {
 	}
 }
 
-// TestForeignChanges has another process change rules while a daemon serves: what
-// is ours is repaired at once, the log names what was changed, what is others' stays
-// as they left it, and nothing is written in vain.
+// TestForeignChanges changes rules from another process while a daemon serves: our rules are
+// repaired at once, the log names the change, other rules stay as they are, and nothing is written
+// needlessly.
 func TestForeignChanges(t *testing.T) {
 	for _, mode := range append([]string{legacy}, modes...) {
 		t.Run(mode, func(t *testing.T) {
@@ -370,8 +370,8 @@ add chain inet others theirs { type filter hook forward priority 5; }; add rule 
 	}
 }
 
-// TestNFTRestoresIPTables has the nft program restore tables of iptables, in a form
-// that iptables refuses to list from then on: Services work, and the log says what to do.
+// TestNFTRestoresIPTables restores iptables tables with the nft program, in a form that iptables
+// then refuses to list: Services work, and the log says what to do.
 func TestNFTRestoresIPTables(t *testing.T) {
 	s := newSiteFor(t, "iptables")
 	file := filepath.Join(t.TempDir(), "saved")
@@ -402,8 +402,8 @@ func (s *site) logged(d *process) int {
 	return len(d.log())
 }
 
-// repaired waits until the kernel is as a new daemon would make it, and returns how
-// long that took from the end of what was done, or if it was faster from its beginning.
+// repaired waits until the kernel equals a fresh rendering, and returns how long that took since the
+// end of the change or, if it was faster, since its beginning.
 func (s *site) repaired(mode string, d *process, logged int, began, ended time.Time, want bool) (took []time.Duration) {
 	s.t.Helper()
 	if want {
@@ -471,8 +471,8 @@ var flushOf = map[string]string{
 	"iptables": habits + "for t in nat filter mangle; do iptables-nft -t $t -F; done",
 }
 
-// TestFlushDuringWrites flushes all rules at random moments while endpoints are
-// replaced without end: some of it happens in the middle of a write.
+// TestFlushDuringWrites flushes all rules at random moments while endpoints are replaced
+// continuously, so that some flushes happen during a write.
 func TestFlushDuringWrites(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -506,8 +506,8 @@ func TestFlushDuringWrites(t *testing.T) {
 	}
 }
 
-// TestSecondWriter has another process take our rules away whenever we repaired them:
-// repairs come less and less often, and soon after it stops all is right.
+// TestSecondWriter removes our rules from another process whenever they were repaired: repairs
+// become less frequent, and soon after it stops everything is correct.
 func TestSecondWriter(t *testing.T) {
 	const repairs = 10 // after 0, 0.1, 0.2, 0.4, 0.8 and 1.6 s, on a slow machine 3.2 and 6.4, and what a failed one adds
 	lasts := traffic.Scaled(2 * time.Second)

@@ -11,8 +11,8 @@ import (
 // repairTime is a second, and what a busy machine adds to it.
 const repairTime = 3 * time.Second
 
-// TestDamageIsRepaired lets another process take rules away while endpoints
-// change all the time. Traffic comes back by itself.
+// TestDamageIsRepaired removes rules from another process while endpoints change continuously.
+// Traffic recovers by itself.
 func TestDamageIsRepaired(t *testing.T) {
 	damage := map[string]string{
 		"flush of all tables":     "for t in nat filter mangle; do PROGRAM -t $t -F; done",

@@ -11,9 +11,8 @@ import (
 	"sluice/internal/conformance/reliability"
 )
 
-// TestRestartsWriteNothing kills a daemon again and again while nothing changes. The next
-// one finds that all of 200 Services is as it should be, and writes nothing to nf_tables, where the
-// rules of all modes are.
+// TestRestartsWriteNothing repeatedly kills a daemon while nothing changes. The next one finds all
+// 200 Services correct and writes nothing to nf_tables, which has the rules of all modes.
 func TestRestartsWriteNothing(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

@@ -31,8 +31,8 @@ func (s *site) tell(args ...string) (string, int) {
 	return out.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestStatusTellsWhatIsInForce asks the daemon while it serves, when objects change, and
-// when it was killed.
+// TestStatusTellsWhatIsInForce reads the status while the daemon serves, while objects change, and
+// after it was killed.
 func TestStatusTellsWhatIsInForce(t *testing.T) {
 	s := newSite(t)
 	s.write("web.yaml", service("web", clusterIP, podA))
@@ -68,8 +68,8 @@ func TestStatusTellsWhatIsInForce(t *testing.T) {
 	}
 }
 
-// TestStatusDoesNotHoldUpChanges asks for everything, all the time, from many sides, while an
-// endpoint is replaced: it still comes in force at once.
+// TestStatusDoesNotHoldUpChanges reads the whole status continuously and concurrently while an
+// endpoint is replaced: the change still takes effect at once.
 func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 	s := newSite(t)
 	var many strings.Builder
@@ -129,7 +129,7 @@ func values(query string) url.Values {
 	return v
 }
 
-// TestStatusTellsOfFiles: a file that cannot be read is a problem until it is mended.
+// TestStatusTellsOfFiles checks that an unreadable file is reported as a problem until it is fixed.
 func TestStatusTellsOfFiles(t *testing.T) {
 	s := newSite(t)
 	s.write("web.yaml", service("web", clusterIP, podA))

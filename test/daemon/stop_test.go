@@ -27,11 +27,11 @@ import (
 // stopped is how long daemons stand still.
 var stopped = flag.Duration("stopped", 2*time.Second, "stop a daemon by SIGSTOP for at least this `TIME` in each mode")
 
-// TestStopped stops a daemon for a while, as a debugger, a frozen cgroup or a starved
-// machine does. Connections go on, though nobody answers for its health. Meanwhile
-// Services change, and others do so much to nf_tables and to the folder that the kernel
-// has to leave out what it tells of; the last change is among what was left out.
-// When the daemon goes on it has all of that in force at once.
+// TestStopped stops a daemon with SIGSTOP for a while, as a debugger, a frozen cgroup or a starved
+// machine does. Connections continue, although its health check does not answer. Meanwhile Services
+// change, and other processes change nf_tables and the folder so often that the kernel drops
+// events, including the one of the last change. When the daemon continues, it applies all of that
+// at once.
 func TestStopped(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

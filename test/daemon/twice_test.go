@@ -13,9 +13,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestTwoDaemons starts a second daemon while one runs: by mistake, or before the first is
-// told to stop, as a roll-out may. The second writes nothing, and both say who the other
-// is. When the first ends, however it does, the second takes over. No connection fails.
+// TestTwoDaemons starts a second daemon while one runs, as by mistake or in a rollout. The second
+// writes nothing, and each reports the other. When the first ends in any way, the second takes
+// over. No connection fails.
 func TestTwoDaemons(t *testing.T) {
 	for _, c := range []struct {
 		first, second string

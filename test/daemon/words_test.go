@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestWords calls the real program by both of its names, with words that are no
-// flags: none starts a daemon, and by the name of kube-proxy none is a command.
+// TestWords calls the real program by both of its names with arguments that are no flags: none
+// starts a daemon, and none is a subcommand of kube-proxy.
 func TestWords(t *testing.T) {
 	s := newSite(t)
 	s.write("web.yaml", service("web", clusterIP, podA))

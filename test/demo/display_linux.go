@@ -12,19 +12,19 @@ import (
 	"golang.org/x/term"
 )
 
-// display shows the demo in lines. On a terminal a table is written over the one before.
+// display prints the demo's output. On a terminal each table overwrites the previous one.
 type display struct {
 	out    *os.File
 	live   bool
 	colour bool // ANSI colours
 	width  int
-	drawn  int // lines of the table that the next one replaces
+	drawn  int // lines of the table to overwrite
 }
 
-// The colours, as parameters of ANSI's "select graphic rendition".
+// The colours, as parameters of ANSI's SGR sequence.
 const bold, dim, red, green, cyan = "1", "2", "31", "32", "36"
 
-// paint returns a text in a colour, or as it is if that is empty.
+// paint returns a text in a colour; an empty colour means none.
 func (d *display) paint(colour, text string) string {
 	if !d.colour || colour == "" || text == "" {
 		return text
@@ -32,20 +32,20 @@ func (d *display) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// say writes a line of text, which stays.
+// say prints a line that stays.
 func (d *display) say(format string, args ...any) {
 	d.drawn = 0
 	fmt.Fprintf(d.out, format+"\n", args...)
 }
 
-// table shows the moment. One that moves takes the place of the one before.
+// table prints the current table. On a terminal it overwrites the previous one.
 func (d *display) table(headline string, st *stats) {
 	if !d.live {
 		d.say("%s", strings.Join(d.draw(headline, st), "\n"))
 		return
 	}
 	height := 24
-	if w, h, err := term.GetSize(int(d.out.Fd())); err == nil && w > 0 && h > 1 { // it may change at any time
+	if w, h, err := term.GetSize(int(d.out.Fd())); err == nil && w > 0 && h > 1 { // the size may change at any time
 		d.width, height = w, h
 	}
 	lines := fit(d.draw(headline, st), height-1)
@@ -56,7 +56,7 @@ func (d *display) table(headline string, st *stats) {
 	d.drawn = len(lines)
 }
 
-// fit does without empty lines if there are too many, and then without the end.
+// fit removes empty lines if there are more than fit, and then the last lines.
 func fit(lines []string, height int) []string {
 	if len(lines) > height {
 		lines = slices.DeleteFunc(lines, func(s string) bool { return s == "" })
@@ -64,26 +64,26 @@ func fit(lines []string, height int) []string {
 	return lines[:min(len(lines), height)]
 }
 
-// cut shortens a text to the width.
+// cut truncates a text to the width.
 func (d *display) cut(text string) string { return text[:min(len(text), d.width)] }
 
-const columns = 60 // of the table without a bar: a terminal must have more
+const columns = 60 // of the table without its bars; a terminal must have more
 
-// draw returns the table's lines.
+// draw returns the lines of the table.
 func (d *display) draw(headline string, st *stats) []string {
 	out := []string{d.paint(bold, d.cut(headline)), d.paint(green, d.cut(st.delays())), ""}
 	requests, refused, wrong := 0, 0, 0
 	st.each(func(s *service) bool {
 		out = append(append(out, d.service(s)...), "")
-		requests, refused, wrong = requests+s.requests, refused+s.refused, len(st.faults)
+		requests, refused, wrong = requests+s.requests, refused+s.refused, len(st.errs)
 		return true
 	})
-	return append(out, d.cut(fmt.Sprintf("%.0f requests/s, %d requests, %d refused as they should be, %d wrong",
+	return append(out, d.cut(fmt.Sprintf("%.0f requests/s, %d requests, %d refused as expected, %d wrong",
 		float64(requests)/time.Since(st.began).Seconds(), requests, refused, wrong)))
 }
 
 func (d *display) service(s *service) []string {
-	head := fmt.Sprintf("%-5s %s", s.name, s.what)
+	head := fmt.Sprintf("%-5s %s", s.name, s.description)
 	if len(s.endpoints) == 0 {
 		return []string{d.paint(dim, d.cut(fmt.Sprintf("%s: no endpoints, %d refused", head, s.refused)))}
 	}
@@ -100,19 +100,19 @@ func (d *display) service(s *service) []string {
 	return out
 }
 
-// note says how an endpoint stands, and since when, with the colours of its text and its bar.
+// note describes the state of an endpoint, with the colours of its text and its bar.
 func (s *service) note(e *endpoint) (note, text, bar string) {
 	switch {
-	case e.is && e.was:
+	case e.wanted && e.wantedBefore:
 		return "", "", cyan
-	case e.is && e.first.IsZero():
+	case e.wanted && e.first.IsZero():
 		return "coming ...", "", green
-	case e.is:
-		return "here" + delay(s.after(e)), "", green
-	case e.was && s.streak < calm:
+	case e.wanted:
+		return "here" + delay(s.delayOf(e)), "", green
+	case e.wantedBefore && s.streak < goneAfter:
 		return "leaving ...", dim, red
-	case e.was:
-		return "gone" + delay(s.after(e)), dim, red
+	case e.wantedBefore:
+		return "gone" + delay(s.delayOf(e)), dim, red
 	}
 	return "gone", dim, red
 }

@@ -16,14 +16,14 @@ func sample() *stats {
 	st.change([]target{web(podA, podC), to("shop", podA, podC), to("gate", podA, podC), to("idle")}, start)
 	for _, s := range st.services {
 		if s.name != "idle" {
-			_ = s.take(answered(podB, 4940*time.Microsecond))
+			_ = s.record(answered(podB, 4940*time.Microsecond))
 		}
 		s.restart(start)
-		for range calm {
-			_ = s.take(answered(podA, 20*time.Millisecond))
+		for range goneAfter {
+			_ = s.record(answered(podA, 20*time.Millisecond))
 		}
-		for range calm / 3 {
-			_ = s.take(answered(podC, 22*time.Millisecond))
+		for range goneAfter / 3 {
+			_ = s.record(answered(podC, 22*time.Millisecond))
 		}
 	}
 	st.services[3].refused = 2918
@@ -49,7 +49,7 @@ func TestDraw(t *testing.T) {
 	if diff := cmp.Diff(want, got[:len(got)-1]); diff != "" {
 		t.Errorf("table mismatch (-want +got):\n%s", diff)
 	}
-	if sums := got[len(got)-1]; !strings.HasSuffix(sums, " 161 requests, 2918 refused as they should be, 0 wrong") {
+	if sums := got[len(got)-1]; !strings.HasSuffix(sums, " 161 requests, 2918 refused as expected, 0 wrong") {
 		t.Errorf("the sums are %q", sums)
 	}
 }
@@ -92,9 +92,9 @@ func TestNotes(t *testing.T) {
 		}
 	}
 	check("", "leaving ...", "coming ...")
-	_ = s.take(answered(podC, 3*time.Millisecond))
-	for range calm {
-		_ = s.take(answered(podA, 0))
+	_ = s.record(answered(podC, 3*time.Millisecond))
+	for range goneAfter {
+		_ = s.record(answered(podA, 0))
 	}
 	check("", "gone at once", "here after 4ms")
 	s.change(web(podA, podC), start)

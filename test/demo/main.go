@@ -1,22 +1,22 @@
 //go:build linux
 
-// Command demo shows Services at work on this machine, without a cluster. It makes a node, pods and
-// an outside client from network namespaces, runs the real daemon on a copy of the examples folder
-// inside the node, sends requests all the time and shows where they went. Meanwhile an endpoint is
-// taken away, one is added and all is put back, by editing the manifests.
+// Command demo shows Services at work on this machine, without a cluster. It builds a node, pods
+// and an outside client from network namespaces, runs the real daemon on a copy of the examples
+// folder inside the node, sends requests continuously and shows which endpoints they reach.
+// Meanwhile it edits the manifests: it removes an endpoint, adds another one, and restores
+// everything.
 //
 //	examples/ -> copy in a temporary folder -> sluice, in the node's namespace
 //	    +-> resolver -> oracle                     | rules
 //	                      |                 pod, node, outside -> Services -> pods
 //	                      +------- compared with --+ -> table, verdict
 //
-// The daemon's page can be looked at meanwhile. On a terminal the table moves; elsewhere, and with
-// --once, there is one after each step. The demo exits with 0 only if every request went where the
-// oracle says.
+// The daemon's status page is served meanwhile. On a terminal the table is updated in place;
+// elsewhere, and with --once, one is printed after each step. The exit code is 0 only if every
+// request reached an endpoint that the oracle allows.
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -35,18 +35,20 @@ import (
 	"golang.org/x/term"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"sluice/internal/conformance/subprocess"
 	"sluice/internal/proxy"
 )
 
 func main() {
-	p := &play{display: &display{out: os.Stdout, width: 100}}
+	p := &demo{display: &display{out: os.Stdout, width: 100}}
 	flag.StringVar(&p.sluice, "sluice", "bin/sluice", "run this `PROGRAM` as the daemon")
 	flag.StringVar(&p.examples, "examples", "examples", "serve the manifests of this `FOLDER`")
-	flag.StringVar(&p.mode, "mode", "nftables", "let the daemon program the kernel by this `MODE`")
-	flag.BoolVar(&p.once, "once", os.Getenv("ONCE") != "", "play one quick round, with a table after each step")
-	flag.BoolVar(&p.forever, "forever", false, "begin again after each round, until Ctrl-C")
+	flag.StringVar(&p.mode, "mode", "nftables", "run the daemon in this `MODE`")
+	flag.BoolVar(&p.once, "once", os.Getenv("ONCE") != "", "run one quick round, with a table after each step")
+	flag.BoolVar(&p.forever, "forever", false, "repeat rounds until Ctrl-C")
 	flag.Parse()
-	// An output that nobody reads any more ends the demo like Ctrl-C does: there is something to clean up.
+	// SIGPIPE, when nobody reads the output any more, ends the demo like Ctrl-C, so that it cleans
+	// up.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	if err := p.run(ctx); err != nil {
@@ -59,18 +61,18 @@ func main() {
 }
 
 const (
-	interval = 10 * time.Millisecond // between two rounds of requests
-	timeout  = time.Second           // of a request: nothing here is slow, so what takes longer is lost
-	startup  = 15 * time.Second      // how long the daemon may take until it forwards
-	grace    = 5 * time.Second       // and to stop
-	lastLog  = 2000                  // bytes of its log that a failure shows
-	liveStep = 6 * time.Second       // how long a step lasts at least on a terminal
-	settling = 10 * time.Second      // how long a change may take; longer than bound, as a slow machine sends few
+	interval      = 10 * time.Millisecond // between two rounds of requests
+	timeout       = time.Second           // of a request; nothing here is slow, so a longer one is lost
+	startTimeout  = 15 * time.Second      // until the daemon forwards
+	stopTimeout   = 5 * time.Second       // until the daemon has stopped
+	logTail       = 2000                  // bytes of the daemon's log shown after a failure
+	minStepTime   = 6 * time.Second       // of a step on a terminal
+	settleTimeout = 10 * time.Second      // of a change; more than maxDelay, because a slow machine sends few requests
 )
 
-// play is one run of the demo.
-type play struct {
-	sluice        string // the daemon's program
+// demo is one run of the program.
+type demo struct {
+	sluice        string // path of the daemon
 	mode          string
 	once, forever bool
 	manifests
@@ -78,18 +80,18 @@ type play struct {
 	*expectations
 	display *display
 	stats   *stats
-	failed  chan error // the daemon has ended, or a client could not send
+	failed  chan error // the daemon has exited, or a client cannot send
 }
 
-// run makes all that the demo needs, plays it and cleans up, whatever happens.
-func (p *play) run(ctx context.Context) (err error) {
+// run sets up the demo, runs it and always cleans up.
+func (p *demo) run(ctx context.Context) (err error) {
 	switch _, err := os.Stat(p.sluice); {
 	case flag.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q: the demo takes flags only", flag.Arg(0))
 	case os.Geteuid() != 0:
 		return errors.New("network namespaces need root: run the demo as root, for example with sudo make demo")
 	case err != nil:
-		return fmt.Errorf("find the daemon's program (make build writes it): %w", err)
+		return fmt.Errorf("find the daemon, run make build first: %w", err)
 	}
 	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && w > columns && !p.once && os.Getenv("TERM") != "dumb" {
 		p.display.live, p.display.colour = true, os.Getenv("NO_COLOR") == ""
@@ -101,78 +103,75 @@ func (p *play) run(ctx context.Context) (err error) {
 	if p.network, err = newNetwork(p.expectations, p.mode); err != nil {
 		return err
 	}
-	p.display.say("made a node, %d pods and a client outside, in network namespaces of their own", len(p.pods()))
+	p.display.say("Created a node, %d pods and an outside client in network namespaces", len(p.pods()))
 	err = errors.Join(p.withDaemon(ctx), p.network.close())
 	if ctx.Err() != nil {
 		p.display.say("Interrupted.")
 	}
-	p.display.say("Cleaned up: the daemon, the namespaces and %s are gone.", p.dir)
+	p.display.say("Cleaned up: stopped the daemon, removed the namespaces and %s.", p.dir)
 	return err
 }
 
-// steps returns those of a round, which ends as it began.
+// steps returns the steps of a round; the last one restores the first state.
 func (e *expectations) steps() []edit {
-	leaves := []netip.Addr{e.local[1]} // the first one is a client too
-	comes := []discoveryv1.Endpoint{{Addresses: []string{laterAddr}, NodeName: new(laterNode)}}
+	leaves := []netip.Addr{e.local[1]} // the first one is also a client
+	comes := []discoveryv1.Endpoint{{Addresses: []string{addedAddr}, NodeName: new(otherNode)}}
 	return []edit{
 		{title: fmt.Sprintf("%d pods serve all Services", len(e.pods()))},
-		{title: fmt.Sprintf("taking away %v", leaves[0]), remove: leaves},
-		{title: fmt.Sprintf("adding %v, on another node", laterAddr), remove: leaves, add: comes},
-		{title: "putting everything back"},
+		{title: fmt.Sprintf("removing %v", leaves[0]), remove: leaves},
+		{title: fmt.Sprintf("adding %v, on another node", addedAddr), remove: leaves, add: comes},
+		{title: "restoring everything"},
 	}
 }
 
-// withDaemon starts the daemon, plays and stops it.
-func (p *play) withDaemon(ctx context.Context) (err error) {
+// withDaemon starts the daemon, runs the steps and stops it.
+func (p *demo) withDaemon(ctx context.Context) (err error) {
 	if p.dir, err = os.MkdirTemp("", "sluice-demo-"); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(p.dir)) }()
-	files, err := p.edited(edit{})
-	if err = errors.Join(err, os.Mkdir(p.live(), 0o755), p.publish(files)); err != nil {
+	files, err := p.apply(edit{})
+	if err = errors.Join(err, os.Mkdir(p.watchedDir(), 0o755), p.write(files)); err != nil {
 		return err
 	}
 	p.failed = make(chan error, 1+len(p.clients))
-	running, stop := context.WithCancel(context.Background())
-	defer stop()
-	var log bytes.Buffer
-	daemon := exec.CommandContext(running, p.sluice, "--manifests", p.live(), "--hostname-override", p.node().Name,
+	cmd := exec.Command(p.sluice, "--manifests", p.watchedDir(), "--hostname-override", p.node().Name,
 		"--proxy-mode", p.mode, "--cluster-cidr", clusterCIDR, "--status-socket", p.socket(), "--v", "2")
-	daemon.Args = append(daemon.Args, p.flags...)
-	daemon.Stdout, daemon.Stderr = &log, &log
-	daemon.Cancel, daemon.WaitDelay = func() error { return daemon.Process.Signal(syscall.SIGTERM) }, grace
-	// Ctrl-C is for the demo, which then stops the daemon. Should the demo be killed, the daemon goes too.
-	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := p.lab.Node().Start(daemon); err != nil {
+	cmd.Args = append(cmd.Args, p.flags...)
+	// Ctrl-C is for the demo, which then stops the daemon. If the demo is killed, the daemon ends
+	// too.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	daemon, err := subprocess.Start(cmd, p.lab.Node().Start)
+	if err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
 	}
-	ended := make(chan error, 1)
 	go func() {
-		err := daemon.Wait()
-		p.failed <- fmt.Errorf("the daemon has ended by itself (%v)", daemon.ProcessState)
-		ended <- err
+		<-daemon.Done
+		p.failed <- fmt.Errorf("the daemon has exited: %v", cmd.ProcessState)
 	}()
-	if err = p.await(ctx); err == nil {
-		err = p.servePage(running)
+	if err = p.waitForwarding(ctx); err == nil {
+		err = p.servePage(ctx)
 	}
 	if err == nil {
-		err = p.send(ctx)
+		err = p.sendAll(ctx)
 	}
 	if errors.Is(err, context.Canceled) {
-		err = nil // the viewer has seen enough
+		err = nil // interrupted by the user
 	}
-	stop()
-	if end := <-ended; err == nil && !errors.Is(end, context.Canceled) {
-		err = fmt.Errorf("stop the daemon by SIGTERM, within %v: %w", grace, end)
+	kill := time.AfterFunc(stopTimeout, func() { _ = cmd.Process.Kill() })
+	defer kill.Stop()
+	if code := daemon.End(syscall.SIGTERM); err == nil && code != 0 {
+		err = fmt.Errorf("stop the daemon with SIGTERM within %v: %v", stopTimeout, cmd.ProcessState)
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "The end of the daemon's log:\n%s\n", log.Bytes()[max(0, log.Len()-lastLog):])
+		log := daemon.Log()
+		fmt.Fprintf(os.Stderr, "The end of the daemon's log:\n%s\n", log[max(0, len(log)-logTail):])
 	}
 	return err
 }
 
-// until waits for something and meanwhile shows a table that moves.
-func (p *play) until(ctx context.Context, headline string, over func() bool) error {
+// waitUntil waits for a condition. On a terminal it updates the table meanwhile.
+func (p *demo) waitUntil(ctx context.Context, headline string, over func() bool) error {
 	tick := time.NewTicker(5 * interval)
 	defer tick.Stop()
 	for !over() {
@@ -190,32 +189,32 @@ func (p *play) until(ctx context.Context, headline string, over func() bool) err
 	return nil
 }
 
-// await waits until the daemon forwards everything as it should.
-func (p *play) await(ctx context.Context) error {
+// waitForwarding waits until the daemon forwards every request as the oracle expects.
+func (p *demo) waitForwarding(ctx context.Context) error {
 	var wrong error
 	began := time.Now()
-	err := p.until(ctx, "", func() bool {
+	err := p.waitUntil(ctx, "", func() bool {
 		st := newStats(p.targets())
 		wrong = nil
 		for _, c := range p.clients {
 			all, err := p.network.send(ctx, c, p.targets())
 			wrong = errors.Join(wrong, err)
-			st.take(all)
+			st.record(all)
 		}
-		wrong = errors.Join(wrong, st.verdict())
-		return wrong == nil || time.Since(began) > startup
+		wrong = errors.Join(wrong, st.err())
+		return wrong == nil || time.Since(began) > startTimeout
 	})
 	if err == nil && wrong != nil {
-		err = fmt.Errorf("the daemon does not forward %v after its start: %w", startup, wrong)
+		err = fmt.Errorf("wait for the daemon to forward, %v after its start: %w", startTimeout, wrong)
 	}
 	if err == nil {
-		p.display.say("the daemon forwards%s of its start", delay(time.Since(began)))
+		p.display.say("The daemon forwards%s", delay(time.Since(began)))
 	}
 	return err
 }
 
-// send sends requests all the time and makes the steps meanwhile.
-func (p *play) send(ctx context.Context) error {
+// sendAll sends requests continuously while the steps run.
+func (p *demo) sendAll(ctx context.Context) error {
 	targets := p.targets()
 	p.stats = newStats(targets)
 	sending, stop := context.WithCancel(ctx)
@@ -228,24 +227,24 @@ func (p *play) send(ctx context.Context) error {
 					p.failed <- err
 					return
 				}
-				p.stats.take(all)
+				p.stats.record(all)
 			}
 		})
 	}
 	err := p.rounds(ctx)
 	stop()
 	clients.Wait()
-	if wrong := p.stats.verdict(); wrong != nil || err != nil {
+	if wrong := p.stats.err(); wrong != nil || err != nil {
 		return cmp.Or(wrong, err)
 	}
-	if p.display.say("Every request went where it should."); p.mode == "ebpf" {
-		err = p.tellSockets(ctx)
+	if p.display.say("Every request reached an expected endpoint or was refused as expected."); p.mode == "ebpf" {
+		err = p.reportTranslated(ctx)
 	}
 	return err
 }
 
-// tellSockets says how many requests went straight to an endpoint, in mode ebpf.
-func (p *play) tellSockets(ctx context.Context) error {
+// reportTranslated prints how many connections mode ebpf translated at the socket.
+func (p *demo) reportTranslated(ctx context.Context) error {
 	conn, err := p.lab.Node().Dial(ctx, proxy.TCP, netip.Addr{}, netip.MustParseAddrPort("127.0.0.1:10249"))
 	if err != nil {
 		return err
@@ -255,53 +254,53 @@ func (p *play) tellSockets(ctx context.Context) error {
 	text, err2 := io.ReadAll(conn)
 	count := regexp.MustCompile(`ebpf_translated_total{protocol="TCP"} ([1-9]\d*)`).FindSubmatch(text)
 	if err = errors.Join(err, err2); err != nil || count == nil {
-		return fmt.Errorf("no request went straight to an endpoint by its socket: %v", err)
+		return fmt.Errorf("read ebpf_translated_total: no connection was translated at its socket: %v", err)
 	}
-	p.display.say("%s of them went straight to an endpoint, by their socket.", count[1])
+	p.display.say("%s connections were translated at their socket.", count[1])
 	return nil
 }
 
-// rounds makes all steps once, or again and again. What is wrong ends it.
-func (p *play) rounds(ctx context.Context) error {
+// rounds runs all steps once, or repeatedly, until a request has a wrong result.
+func (p *demo) rounds(ctx context.Context) error {
 	steps := p.steps()
 	for i := 0; i < len(steps) || p.forever; i++ {
 		e := steps[i%len(steps)]
 		e.title = fmt.Sprintf("%d/%d  %s", i%len(steps)+1, len(steps), e.title)
-		if err := p.step(ctx, e); err != nil || p.stats.verdict() != nil {
+		if err := p.step(ctx, e); err != nil || p.stats.err() != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// step changes the manifests, waits until requests follow, and looks where many go from then on.
-func (p *play) step(ctx context.Context, e edit) error {
-	files, err := p.edited(e)
+// step edits the manifests, waits until requests follow the change, and then samples where they go.
+func (p *demo) step(ctx context.Context, e edit) error {
+	files, err := p.apply(e)
 	if err != nil {
 		return err
 	}
 	p.expectations.change(e)
-	began := time.Now() // what is new is right from a moment just before the change on
+	began := time.Now() // before the change, because new endpoints may answer at once
 	p.stats.change(p.targets(), began)
-	if err := p.publish(files); err != nil {
+	if err := p.write(files); err != nil {
 		return err
 	}
-	wrong := func() bool { return p.stats.verdict() != nil }
+	wrong := func() bool { return p.stats.err() != nil }
 	settled := func() bool { return p.stats.each((*service).settled) }
-	over := func() bool { return settled() || wrong() || time.Since(began) > settling }
-	switch err := p.until(ctx, e.title+" ...", over); {
+	over := func() bool { return settled() || wrong() || time.Since(began) > settleTimeout }
+	switch err := p.waitUntil(ctx, e.title+" ...", over); {
 	case err != nil || wrong():
 		return err
 	case !settled():
-		return fmt.Errorf("%s: requests did not follow within %v", e.title, settling)
+		return fmt.Errorf("%s: requests did not follow the change within %v", e.title, settleTimeout)
 	}
 	p.stats.each(func(s *service) bool { s.restart(time.Now()); return true })
-	full := func(s *service) bool { return s.sampled >= enough }
-	sampled := func() bool { return p.stats.each(full) && (!p.display.live || time.Since(began) > liveStep) }
-	if err := p.until(ctx, e.title, sampled); err != nil {
+	full := func(s *service) bool { return s.sampled >= minSample }
+	sampled := func() bool { return p.stats.each(full) && (!p.display.live || time.Since(began) > minStepTime) }
+	if err := p.waitUntil(ctx, e.title, sampled); err != nil {
 		return err
 	}
-	p.stats.inspect()
+	p.stats.checkSamples()
 	p.display.table(e.title, p.stats)
 	p.display.say("")
 	return nil

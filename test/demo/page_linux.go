@@ -9,11 +9,12 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// socket is where the daemon answers.
+// socket returns the path of the daemon's status socket.
 func (m manifests) socket() string { return filepath.Join(m.dir, "status.sock") }
 
-// servePage leads a port of this machine, which no other can reach, to the daemon's page, says where and looks whether it is there.
-func (p *play) servePage(ctx context.Context) error {
+// servePage forwards a loopback port to the daemon's status page, prints its URL and checks that it
+// answers.
+func (p *demo) servePage(ctx context.Context) error {
 	page, err := statusapi.AtSocket(p.socket()).Forward()
 	if err != nil {
 		return err
@@ -23,9 +24,9 @@ func (p *play) servePage(ctx context.Context) error {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = l.Close() })
-	go func() { _ = http.Serve(l, page) }() // until then
+	go func() { _ = http.Serve(l, page) }() // until the listener is closed
 	link := "http://" + l.Addr().String()
-	p.display.say("look at the node in a browser: %s/", link)
+	p.display.say("The node's status page: %s/", link)
 	var node statusapi.Node
 	return statusapi.At(http.DefaultClient, link, link).Get(ctx, statusapi.NodePath, nil, &node)
 }

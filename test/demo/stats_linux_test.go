@@ -38,7 +38,7 @@ func to(name string, endpoints ...netip.AddrPort) target {
 		o.Verdict = proxy.Forward
 		o.Backends = append(o.Backends, proxy.Backend{Endpoint: proxy.Endpoint{Addr: e}, Masquerade: true})
 	}
-	return target{name: name, what: "ClusterIP", endpoints: endpoints, want: map[netip.Addr]proxy.Outcome{caller: o}}
+	return target{name: name, description: "ClusterIP", endpoints: endpoints, want: map[netip.Addr]proxy.Outcome{caller: o}}
 }
 
 func web(endpoints ...netip.AddrPort) target { return to("web", endpoints...) }
@@ -83,16 +83,16 @@ func TestTake(t *testing.T) {
 		{"client lost", local(), answered(podA, 0), "the client's own address"},
 		{"sent before it was taken away", moving(), answered(podB, -time.Millisecond), ""},
 		{"soon after it was taken away", moving(), answered(podB, 50*time.Millisecond), ""},
-		{"at the bound", moving(), answered(podB, bound), ""},
-		{"past the bound", moving(), answered(podB, bound+time.Millisecond), "taken away after 2.001s"},
+		{"at the bound", moving(), answered(podB, maxDelay), ""},
+		{"past the bound", moving(), answered(podB, maxDelay+time.Millisecond), "taken away after 2.001s"},
 		{"sent before it settled", settled(), answered(podB, time.Second), ""},
 		{"after it settled", settled(), answered(podB, time.Second+time.Millisecond), "taken away after 1.001s"},
 		{"soon after it was added", moving(), answered(podC, 50*time.Millisecond), ""},
-		{"long after it was added", moving(), answered(podC, bound), "for the first time after 2.001s"},
+		{"long after it was added", moving(), answered(podC, maxDelay), "for the first time after 2.001s"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			err := tt.service.take(tt.request)
+			err := tt.service.record(tt.request)
 			switch {
 			case err == nil && tt.want != "":
 				t.Errorf("no fault, want %q", tt.want)
@@ -111,12 +111,12 @@ func TestSettled(t *testing.T) {
 	s.change(web(podA, podC), start)
 	take := func(r request) {
 		t.Helper()
-		if err := s.take(r); err != nil {
+		if err := s.record(r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	take(answered(podB, 7*time.Millisecond))
-	for range calm {
+	for range goneAfter {
 		take(answered(podA, 20*time.Millisecond))
 	}
 	if s.settled() {
@@ -131,10 +131,10 @@ func TestSettled(t *testing.T) {
 	if s.settled() {
 		t.Error("settled though the leaving endpoint is still reached")
 	}
-	if got := s.after(s.seen[podB]); got != 40*time.Millisecond {
+	if got := s.delayOf(s.seen[podB]); got != 40*time.Millisecond {
 		t.Errorf("the last request to B began %v after, want 40ms", got)
 	}
-	if got := s.after(s.seen[podC]); got != 30*time.Millisecond {
+	if got := s.delayOf(s.seen[podC]); got != 30*time.Millisecond {
 		t.Errorf("the first request reached C %v after, want 30ms", got)
 	}
 }
@@ -144,41 +144,41 @@ func TestSettled(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	targets := []target{web(podA, podB)}
 	fill := func(st *stats, by ...netip.AddrPort) {
-		for range enough {
+		for range minSample {
 			for _, b := range by {
-				st.take([]request{answered(b, 0)})
+				st.record([]request{answered(b, 0)})
 			}
 		}
 	}
-	sampled := func(st *stats) bool { return st.each(func(s *service) bool { return s.sampled >= enough }) }
+	sampled := func(st *stats) bool { return st.each(func(s *service) bool { return s.sampled >= minSample }) }
 	good := newStats(targets)
 	if sampled(good) {
 		t.Error("sampled before any request")
 	}
 	fill(good, podA, podB)
-	good.inspect()
-	if err := good.verdict(); err != nil || !sampled(good) {
+	good.checkSamples()
+	if err := good.err(); err != nil || !sampled(good) {
 		t.Errorf("verdict %v, sampled %t", err, sampled(good))
 	}
 	missing := newStats(targets)
 	fill(missing, podA)
-	missing.inspect()
-	if err := missing.verdict(); err == nil || !strings.Contains(err.Error(), "none of 100 requests reached 10.244.0.12:8080") {
+	missing.checkSamples()
+	if err := missing.err(); err == nil || !strings.Contains(err.Error(), "none of 100 requests reached 10.244.0.12:8080") {
 		t.Errorf("verdict without an endpoint's requests: %v", err)
 	}
 	empty := newStats(targets)
-	empty.inspect()
-	if err := empty.verdict(); err == nil || !strings.Contains(err.Error(), "none of 0 requests") {
-		t.Errorf("verdict without requests: %v", err)
+	empty.checkSamples()
+	if err := empty.err(); err == nil || !strings.Contains(err.Error(), "none of 0 requests") {
+		t.Errorf("error without requests: %v", err)
 	}
 	wrong := newStats(targets)
 	fill(wrong, podC)
 	wrong.services[0].restart(start)
 	fill(wrong, podA, podB)
-	wrong.inspect()
-	err := wrong.verdict()
-	if err == nil || !strings.Contains(err.Error(), "100 times") || strings.Count(err.Error(), "\n") != 8 {
-		t.Errorf("verdict with a stranger's answers: %v", err)
+	wrong.checkSamples()
+	err := wrong.err()
+	if err == nil || !strings.Contains(err.Error(), "100 wrong results") || strings.Count(err.Error(), "\n") != 8 {
+		t.Errorf("error after answers of an unexpected pod: %v", err)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestDelays(t *testing.T) {
 	st.change([]target{to("shop", podA, podC), web(podA, podC)}, start)
 	late := answered(podC, 50*time.Millisecond)
 	late.service = "shop"
-	st.take([]request{answered(podB, 8*time.Millisecond), answered(podC, 9*time.Millisecond), late})
+	st.record([]request{answered(podB, 8*time.Millisecond), answered(podC, 9*time.Millisecond), late})
 	if got, want := st.delays(), "first to 10.244.1.14 after 51ms, last request to 10.244.0.12 after 8ms"; got != want {
 		t.Errorf("delays are %q, want %q", got, want)
 	}

@@ -24,21 +24,22 @@ import (
 	"sluice/internal/source/manifest"
 )
 
-// manifests is a temporary folder with the manifests that the daemon serves.
+// manifests is the folder of examples and a temporary folder with the edited copy that the daemon
+// serves.
 type manifests struct{ examples, dir string }
 
-// edit says how EndpointSlices differ from the examples.
+// edit is a change of all EndpointSlices, relative to the examples.
 type edit struct {
 	title  string
 	remove []netip.Addr           // endpoints with these addresses
 	add    []discoveryv1.Endpoint // to every slice
 }
 
-// live is the folder that the daemon watches.
-func (m manifests) live() string { return filepath.Join(m.dir, "manifests") }
+// watchedDir returns the folder that the daemon watches.
+func (m manifests) watchedDir() string { return filepath.Join(m.dir, "manifests") }
 
-// edited returns the examples, with their EndpointSlices edited and all else as it is.
-func (m manifests) edited(e edit) (map[string][]byte, error) {
+// apply returns the contents of the examples, by file name, with edited EndpointSlices.
+func (m manifests) apply(e edit) (map[string][]byte, error) {
 	names, err := filepath.Glob(filepath.Join(m.examples, "*.yaml"))
 	if err != nil {
 		return nil, err
@@ -74,10 +75,11 @@ func (e edit) slice(from *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice 
 	return s
 }
 
-// publish puts the files that differ in their places, each in one step: none is seen half.
-func (m manifests) publish(files map[string][]byte) error {
+// write replaces the files that differ. It renames each into place, so that the daemon never reads
+// half a file.
+func (m manifests) write(files map[string][]byte) error {
 	for name, text := range files {
-		to, next := filepath.Join(m.live(), name), filepath.Join(m.dir, name)
+		to, next := filepath.Join(m.watchedDir(), name), filepath.Join(m.dir, name)
 		if served, err := os.ReadFile(to); err == nil && bytes.Equal(text, served) {
 			continue
 		}
@@ -91,32 +93,32 @@ func (m manifests) publish(files map[string][]byte) error {
 	return nil
 }
 
-// What the manifests do not say about the demo's network.
+// The parts of the demo's network that are not in the manifests.
 const (
 	clusterCIDR = "10.244.0.0/16"
 	bridgeAddr  = "10.244.0.1"
-	outsider    = "203.0.113.9"
-	laterAddr   = "10.244.1.14" // the pod that is added, on another node
-	laterNode   = "node-2"
+	outsideAddr = "203.0.113.9"
+	addedAddr   = "10.244.1.14" // of the pod that a step adds, on another node
+	otherNode   = "node-2"
 	thisNode    = "node-1" // where the daemon runs
 )
 
-// expectations is what the manifests make of requests, as the resolver and the oracle see it.
+// expectations evaluates the manifests with the resolver and the oracle.
 type expectations struct {
 	resolver *resolve.Resolver
-	slices   []*discoveryv1.EndpointSlice // as the examples have them
+	slices   []*discoveryv1.EndpointSlice // of the examples, unedited
 	local    []netip.Addr                 // pods on the daemon's node, in order
-	clients  []client                     // a pod, the node and one outside
+	clients  []client                     // a pod, the node, and one outside
 }
 
-// client is where requests come from.
+// client is a source of requests.
 type client struct {
 	name string
 	src  netip.Addr
-	in   string // the interface of the node that they come in by
+	in   string // the node's interface that receives its packets; empty for the node itself
 }
 
-// readExpectations reads a folder. The demo wants manifests without problems.
+// readExpectations reads a folder of manifests, which must have no problems.
 func readExpectations(dir string) (*expectations, error) {
 	objects, problems, err := manifest.Load(dir)
 	if err != nil {
@@ -141,7 +143,7 @@ func readExpectations(dir string) (*expectations, error) {
 	e.change(edit{})
 	for k := range e.resolver.State().Rows {
 		if k.Protocol != proxy.TCP {
-			return nil, fmt.Errorf("read manifests: Service port %v: the demo sends TCP", k)
+			return nil, fmt.Errorf("read manifests: Service port %v: the demo sends only TCP", k)
 		}
 	}
 	for a, endpoints := range e.pods() {
@@ -151,18 +153,18 @@ func readExpectations(dir string) (*expectations, error) {
 	}
 	slices.SortFunc(e.local, netip.Addr.Compare)
 	if len(e.node().IPs) == 0 || len(e.local) < 2 {
-		return nil, fmt.Errorf("read manifests: Node %s has %d InternalIPs and %d pods, the demo needs one and two",
+		return nil, fmt.Errorf("read manifests: Node %s has %d InternalIPs and %d pods, but the demo needs at least 1 and 2",
 			e.node().Name, len(e.node().IPs), len(e.local))
 	}
 	e.clients = []client{
 		{"pod", e.local[0], lab.Bridge},
 		{"node", e.node().IPs[0], ""},
-		{"outside", netip.MustParseAddr(outsider), lab.Uplink},
+		{"outside", netip.MustParseAddr(outsideAddr), lab.Uplink},
 	}
 	return e, nil
 }
 
-// change edits the examples.
+// change applies an edit to the resolver.
 func (e *expectations) change(by edit) {
 	for _, s := range e.slices {
 		e.resolver.Endpoints.Update(by.slice(s), false)
@@ -172,7 +174,7 @@ func (e *expectations) change(by edit) {
 
 func (e *expectations) node() *proxy.Node { return e.resolver.State().Node }
 
-// pods returns every endpoint, by address.
+// pods returns all endpoints by pod address.
 func (e *expectations) pods() map[netip.Addr][]proxy.Endpoint {
 	out := map[netip.Addr][]proxy.Endpoint{}
 	for _, row := range e.resolver.State().Rows {
@@ -183,31 +185,31 @@ func (e *expectations) pods() map[netip.Addr][]proxy.Endpoint {
 	return out
 }
 
-// target is one Service and what must become of requests to it.
+// target is a Service and the expected results of requests to it.
 type target struct {
-	name      string
-	what      string
-	order     string                       // among the others
-	addr      netip.AddrPort               // its outermost address: load balancer, node port or cluster IP
-	want      map[netip.Addr]proxy.Outcome // by client
-	endpoints []netip.AddrPort             // which some client reaches
+	name        string
+	description string
+	order       string                       // sort key
+	addr        netip.AddrPort               // load balancer, NodePort or ClusterIP, the first that it has
+	want        map[netip.Addr]proxy.Outcome // by client
+	endpoints   []netip.AddrPort             // reachable by some client
 }
 
-var outwards = []proxy.Kind{proxy.ClusterIP, proxy.NodePort, proxy.LoadBalancer} // that a target may have
+var kindOrder = []proxy.Kind{proxy.ClusterIP, proxy.NodePort, proxy.LoadBalancer}
 
-// targets returns the Services from the inside out, those without endpoints last.
+// targets returns all Services, ordered by kind of address; those without endpoints come last.
 func (e *expectations) targets() []target {
 	var out []target
 	for _, row := range e.resolver.State().Rows {
 		out = append(out, e.target(row.Key.Name, slices.MaxFunc(row.Frontends, func(a, b proxy.Frontend) int {
-			return cmp.Compare(slices.Index(outwards, a.Kind), slices.Index(outwards, b.Kind))
+			return cmp.Compare(slices.Index(kindOrder, a.Kind), slices.Index(kindOrder, b.Kind))
 		})))
 	}
 	slices.SortFunc(out, func(a, b target) int { return cmp.Compare(a.order, b.order) })
 	return out
 }
 
-// target asks the oracle about requests from every client that a frontend is for.
+// target asks the oracle about requests from every client that uses this kind of frontend.
 func (e *expectations) target(name string, f proxy.Frontend) target {
 	t := target{name: name, addr: f.Addr, want: map[netip.Addr]proxy.Outcome{}}
 	if f.Kind == proxy.NodePort {
@@ -230,23 +232,23 @@ func (e *expectations) target(name string, f proxy.Frontend) target {
 			t.endpoints = append(t.endpoints, b.Addr)
 		}
 	}
-	t.order = fmt.Sprint(len(t.endpoints) == 0, slices.Index(outwards, f.Kind), name)
-	t.what = fmt.Sprintf("%v %v, from %s", f.Kind, t.addr, strings.Join(from, ", "))
+	t.order = fmt.Sprint(len(t.endpoints) == 0, slices.Index(kindOrder, f.Kind), name)
+	t.description = fmt.Sprintf("%v %v, from %s", f.Kind, t.addr, strings.Join(from, ", "))
 	if kept && len(t.endpoints) > 0 {
-		t.what += "; client address kept"
+		t.description += "; client address kept"
 	}
 	return t
 }
 
-// network is the node, the pods that answer and the clients.
+// network is the lab with the node, the pods and the clients.
 type network struct {
-	lab   *lab.Lab
-	hosts map[netip.Addr]*lab.Host // of pods and clients
-	flags []string                 // what tells the daemon whose sockets it may act on, in mode ebpf
-	undo  []func() error
+	lab      *lab.Lab
+	hosts    map[netip.Addr]*lab.Host // by address of a pod or client
+	flags    []string                 // of the daemon, for mode ebpf
+	cleanups []func() error
 }
 
-// newNetwork makes the network, with the pod that is added later.
+// newNetwork creates the network, including the pod that is added later.
 func newNetwork(e *expectations, mode string) (n *network, err error) {
 	n = &network{}
 	c := lab.Config{NodeAddrs: e.node().IPs, BridgeAddrs: []netip.Addr{netip.MustParseAddr(bridgeAddr)}}
@@ -257,14 +259,14 @@ func newNetwork(e *expectations, mode string) (n *network, err error) {
 		n.lab, err = lab.New(c)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make network namespaces (needs root with all capabilities, "+
+		return nil, errors.Join(fmt.Errorf("create network namespaces (needs root with all capabilities, "+
 			"and a kernel with namespaces, veth links, bridges and IPv6): %w", err), n.close())
 	}
-	n.undo = append(n.undo, n.lab.Close)
+	n.cleanups = append(n.cleanups, n.lab.Close)
 	n.hosts = map[netip.Addr]*lab.Host{e.clients[1].src: n.lab.Node(), e.clients[2].src: n.lab.Outside()}
 	pods := e.pods()
 	for _, ep := range pods[e.local[0]] {
-		later := proxy.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(laterAddr), ep.Addr.Port())}
+		later := proxy.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(addedAddr), ep.Addr.Port())}
 		pods[later.Addr.Addr()] = append(pods[later.Addr.Addr()], later)
 	}
 	for a, endpoints := range pods {
@@ -275,25 +277,26 @@ func newNetwork(e *expectations, mode string) (n *network, err error) {
 	return n, nil
 }
 
-// addCgroup makes a cgroup for the sockets of the node and its pods.
+// addCgroup creates a cgroup for the sockets of the node and its pods.
 func (n *network) addCgroup() (string, error) {
 	c, err := traffic.NewCgroups()
 	if err != nil {
 		return "", err
 	}
-	n.undo = append(n.undo, c.Close)
+	n.cleanups = append(n.cleanups, c.Close)
 	cgroup, err := c.Add()
 	bpf, err2 := c.MountBPF()
 	n.flags = []string{"--cgroup-root", cgroup, "--bpf-root", filepath.Join(bpf, "sluice")}
 	return cgroup, errors.Join(err, err2)
 }
 
-// addPod makes a pod that answers for its endpoints to the end: requests to one that is gone are noticed.
+// addPod adds a pod that answers for its endpoints until the end, so that requests to a removed
+// endpoint are noticed.
 func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
 	if endpoints[0].Local {
 		n.hosts[a], err = n.lab.AddPod(a.String(), a)
 	} else {
-		n.hosts[a], err = n.lab.AddRemotePod(laterNode, a)
+		n.hosts[a], err = n.lab.AddRemotePod(otherNode, a)
 	}
 	if err != nil {
 		return err
@@ -303,15 +306,15 @@ func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
 		if err != nil {
 			return err
 		}
-		n.undo = append(n.undo, ln.Close)
+		n.cleanups = append(n.cleanups, ln.Close)
 	}
 	return nil
 }
 
-// close removes the network. A socket would keep its namespace alive.
+// close undoes everything in reverse order: an open socket would keep its namespace alive.
 func (n *network) close() error {
 	var errs []error
-	for _, f := range slices.Backward(n.undo) {
+	for _, f := range slices.Backward(n.cleanups) {
 		errs = append(errs, f())
 	}
 	return errors.Join(errs...)
@@ -320,13 +323,13 @@ func (n *network) close() error {
 // request is one finished request.
 type request struct {
 	service string
-	client  netip.Addr // who sent it
-	sent    time.Time  // not after it was sent
-	done    time.Time  // not before it was answered
+	client  netip.Addr
+	sent    time.Time // a lower bound
+	done    time.Time // an upper bound
 	seen    traffic.Seen
 }
 
-// send sends the requests of a client to all targets, some to each, once.
+// send sends some requests of a client to each target, and waits for all.
 func (n *network) send(ctx context.Context, c client, targets []target) ([]request, error) {
 	var out []request
 	var flows []traffic.Flow
@@ -334,7 +337,7 @@ func (n *network) send(ctx context.Context, c client, targets []target) ([]reque
 		if _, ok := t.want[c.src]; !ok {
 			continue
 		}
-		for range 1 + 2/len(t.want) { // three or four from all clients
+		for range 1 + 2/len(t.want) { // three or four per target, over all clients
 			out = append(out, request{service: t.name, client: c.src})
 			flows = append(flows, traffic.Flow{Protocol: proxy.TCP, Src: c.src, Dst: t.addr, Patience: timeout, Socket: traffic.Socket{Unbound: c.in != lab.Uplink}})
 		}

@@ -37,7 +37,7 @@ func TestExamples(t *testing.T) {
 	}
 	var got []string
 	for _, tg := range e.targets() {
-		got = append(got, tg.name+": "+tg.what)
+		got = append(got, tg.name+": "+tg.description)
 	}
 	want := []string{
 		"web: ClusterIP 10.96.0.10:80, from pod, node",
@@ -65,7 +65,7 @@ func TestExamples(t *testing.T) {
 func newManifests(t *testing.T) manifests {
 	t.Helper()
 	m := manifests{examples: examples, dir: t.TempDir()}
-	if err := os.Mkdir(m.live(), 0o755); err != nil {
+	if err := os.Mkdir(m.watchedDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	write(t, m, edit{})
@@ -74,11 +74,11 @@ func newManifests(t *testing.T) manifests {
 
 func write(t *testing.T, m manifests, e edit) {
 	t.Helper()
-	files, err := m.edited(e)
+	files, err := m.apply(e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.publish(files); err != nil {
+	if err := m.write(files); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -86,11 +86,11 @@ func write(t *testing.T, m manifests, e edit) {
 // TestSteps follows the steps through the files, up to the way back.
 func TestSteps(t *testing.T) {
 	m := newManifests(t)
-	e, err := readExpectations(m.live())
+	e, err := readExpectations(m.watchedDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	steps, before := e.steps(), reached(t, m.live())
+	steps, before := e.steps(), reached(t, m.watchedDir())
 	for i, web := range [][]string{
 		{"10.244.0.11:8080", "10.244.0.12:8080", "10.244.0.13:8080"},
 		{"10.244.0.11:8080", "10.244.0.13:8080"},
@@ -98,11 +98,11 @@ func TestSteps(t *testing.T) {
 		{"10.244.0.11:8080", "10.244.0.12:8080", "10.244.0.13:8080"},
 	} {
 		write(t, m, steps[i])
-		now := reached(t, m.live())
+		now := reached(t, m.watchedDir())
 		if diff := cmp.Diff(web, now["web"]); diff != "" {
 			t.Errorf("step %d: endpoints of web mismatch (-want +got):\n%s", i+1, diff)
 		}
-		if slices.Contains(now["gate"], laterAddr+":8443") || len(now["idle"]) > 0 {
+		if slices.Contains(now["gate"], addedAddr+":8443") || len(now["idle"]) > 0 {
 			t.Errorf("step %d: gate has %v, idle has %v", i+1, now["gate"], now["idle"])
 		}
 		// What the demo expects without reading the files again.
@@ -115,7 +115,7 @@ func TestSteps(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(before, reached(t, m.live())); diff != "" {
+	if diff := cmp.Diff(before, reached(t, m.watchedDir())); diff != "" {
 		t.Errorf("a round does not end as it began (-before +after):\n%s", diff)
 	}
 }
@@ -125,7 +125,7 @@ func TestPublish(t *testing.T) {
 	m := newManifests(t)
 	inode := func(name string) os.FileInfo {
 		t.Helper()
-		info, err := os.Stat(filepath.Join(m.live(), name))
+		info, err := os.Stat(filepath.Join(m.watchedDir(), name))
 		if err != nil {
 			t.Fatal(err)
 		}

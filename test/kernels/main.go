@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command kernels plays the tests that depend on the kernel under other kernels,
-// each in a virtual machine, and on this machine's own. It plays all of them, or
-// with --share a random part of what the machine's own kernel can play as well.
+// Command kernels runs the tests that depend on the kernel on other kernels, each in a virtual
+// machine, and on the machine's own kernel. With --share it runs only a random part of the packet
+// tables.
 package main
 
 import (
@@ -30,15 +30,15 @@ func main() {
 	}
 }
 
-// host is the name of the machine's own kernel.
+// host stands for the kernel of this machine.
 const host = "host"
 
 func run(ctx context.Context) error {
 	everywhere := append(guest.Kernels(), host)
-	kernels := flag.String("kernels", strings.Join(everywhere, ","), "which `versions` to play on")
-	only := flag.String("suites", "", "which `suites` to play; none: all of "+strings.Join(suiteNames(), ","))
-	share := flag.Int("share", 1, "play one part in `n` of the packet tables that this machine's own kernel plays too")
-	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1e6, "which part that is")
+	kernels := flag.String("kernels", strings.Join(everywhere, ","), "run on these `versions`")
+	only := flag.String("suites", "", "run these `suites`; default: all of "+strings.Join(suiteNames(), ","))
+	share := flag.Int("share", 1, "run one part in `n` of the packet tables that this machine's own kernel supports too")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1e6, "select this part")
 	output := flag.String("output", "", "write the matrix to this `file`; its cells are kept beside it, in JSON")
 	flag.Parse()
 
@@ -54,7 +54,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(programs) }()
-	p := &player{ctx: ctx, programs: programs, share: *share, seed: *seed, output: *output}
+	p := &runner{ctx: ctx, programs: programs, share: *share, seed: *seed, output: *output}
 	if p.cache, err = guest.Open(func(what string) { fmt.Println("vm:", what) }); err != nil {
 		return err
 	}
@@ -64,26 +64,26 @@ func run(ctx context.Context) error {
 		}
 	}
 	if *share > 1 {
-		fmt.Printf("one part in %d of the packet tables; to play the same again: --seed %d\n", *share, *seed)
+		fmt.Printf("one part in %d of the packet tables; to run the same part again: --seed %d\n", *share, *seed)
 	}
-	return p.play(strings.Split(*kernels, ","), strings.FieldsFunc(*only, func(r rune) bool { return r == ',' }))
+	return p.runAll(strings.Split(*kernels, ","), strings.FieldsFunc(*only, func(r rune) bool { return r == ',' }))
 }
 
-// player plays suites on kernels.
-type player struct {
+// runner runs suites on kernels.
+type runner struct {
 	ctx      context.Context
 	cache    *guest.Cache
-	programs string // folder of compiled tests
+	programs string // directory of compiled tests
 	share    int
 	seed     uint64
-	output   string // the matrix's file, if any
-	commit   string // that is played
+	output   string // file of the matrix; empty means none
+	commit   string // under test
 }
 
-// play plays suites on kernels, one after another, as each takes the whole machine.
-func (p *player) play(kernels, names []string) (err error) {
+// runAll runs suites on kernels sequentially, because each takes the whole machine.
+func (p *runner) runAll(kernels, names []string) (err error) {
 	for _, s := range suites {
-		if len(names) > 0 && !slices.Contains(names, s.name) || p.share > 1 && s.part == nothing {
+		if len(names) > 0 && !slices.Contains(names, s.name) || p.share > 1 && s.part == partNone {
 			continue
 		}
 		program, failed := p.compile(s)
@@ -94,27 +94,27 @@ func (p *player) play(kernels, names []string) (err error) {
 			if slices.Contains(s.tooOld, k) {
 				continue
 			}
-			c, failed := p.playOne(s, k, program)
+			c, failed := p.runSuite(s, k, program)
 			if failed == nil && p.output != "" {
-				failed = write(p.output, c)
+				failed = writeMatrix(p.output, c)
 			}
 			if failed != nil {
 				return errors.Join(err, failed)
 			}
 			fmt.Printf("%-20s %-5s %s\n", s.name, k, c)
-			err = errors.Join(err, c.problem())
+			err = errors.Join(err, c.err())
 		}
 	}
 	return err
 }
 
-// commit says what is played. A changed matrix is no change of it.
+// commit describes the commit under test. Changes of the matrix itself are ignored.
 func commit(ctx context.Context, matrix string) (string, error) {
 	id, err := exec.CommandContext(ctx, "git", "rev-parse", "--short", "HEAD").Output()
 	if err != nil {
 		return "", fmt.Errorf("read the commit: %w", err)
 	}
-	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!"+matrix, ":!"+figures(matrix)).Output()
+	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!"+matrix, ":!"+jsonFile(matrix)).Output()
 	if err != nil {
 		return "", fmt.Errorf("read what has changed since the commit: %w", err)
 	}
@@ -125,7 +125,7 @@ func commit(ctx context.Context, matrix string) (string, error) {
 	return text, nil
 }
 
-// rng is the same for the same seed and suite.
-func (p *player) rng(s suite) *rand.Rand {
+// rng returns a source that depends on the seed and the suite only.
+func (p *runner) rng(s suite) *rand.Rand {
 	return rand.New(rand.NewPCG(p.seed, uint64(len(s.name))))
 }

@@ -15,27 +15,27 @@ import (
 	"sluice/test/vm/guest"
 )
 
-// cell is what became of a suite on a kernel.
+// cell is the result of a suite on a kernel.
 type cell struct {
 	Suite, Kernel string
 	Release       string // of the kernel
-	Part          string // of the packet table, if not all of it was played
+	Part          string // of the packet table; empty means all
 	Passed        int
 	Failed        []string
 	Skipped       []string // with the reason
-	More          more     // that are not listed
-	Error         string   // why it did not come to its end
+	More          omitted  // counts of those not listed
+	Error         string   // why it did not finish
 	Took          time.Duration
 	Commit        string
 }
 
-// more counts tests whose names are not kept.
-type more struct{ Failed, Skipped int }
+// omitted counts tests whose names are not kept.
+type omitted struct{ Failed, Skipped int }
 
-// brief returns the cell with as many names as are listed.
-func (c cell) brief() cell {
+// truncated returns the cell with at most maxListed names of each kind.
+func (c cell) truncated() cell {
 	cut := func(list []string, more *int) []string {
-		keep := min(len(list), listed)
+		keep := min(len(list), maxListed)
 		*more += len(list) - keep
 		return list[:keep]
 	}
@@ -44,24 +44,24 @@ func (c cell) brief() cell {
 }
 
 var (
-	outcome = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+)`)
-	speaker = regexp.MustCompile(`^=== (?:RUN|NAME|CONT) +(\S+)`)
-	remark  = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
-	started = regexp.MustCompile(`^guest: Linux (\S+)`)
-	// lacking is how a test says that it was skipped because of the kernel.
-	lacking = regexp.MustCompile(`: (?:the|this) kernel `)
+	outcome   = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+)`)
+	testStart = regexp.MustCompile(`^=== (?:RUN|NAME|CONT) +(\S+)`)
+	logLine   = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
+	bootLine  = regexp.MustCompile(`^guest: Linux (\S+)`)
+	// kernelLacks matches the reason of a test that was skipped because of the kernel.
+	kernelLacks = regexp.MustCompile(`: (?:the|this) kernel `)
 )
 
-// read counts the tests in the output of go test -v. What a test says comes
-// before its outcome.
-func read(output string) (c cell) {
+// parseOutput counts the tests in the output of go test -v. What a test logs comes before its
+// outcome.
+func parseOutput(output string) (c cell) {
 	name, last := "", map[string]string{}
 	for line := range strings.Lines(output) {
-		if m := speaker.FindStringSubmatch(line); m != nil {
+		if m := testStart.FindStringSubmatch(line); m != nil {
 			name = m[1]
-		} else if m := remark.FindStringSubmatch(line); m != nil {
+		} else if m := logLine.FindStringSubmatch(line); m != nil {
 			last[name] = m[1]
-		} else if m := started.FindStringSubmatch(line); m != nil {
+		} else if m := bootLine.FindStringSubmatch(line); m != nil {
 			c.Release = m[1]
 		}
 		m := outcome.FindStringSubmatch(line)
@@ -80,10 +80,10 @@ func read(output string) (c cell) {
 
 func tail(output string) string { return output[max(0, len(output)-2000):] }
 
-// problem is what is wrong with the result. Debian's kernels have all that our
-// tests need, so that nothing may be skipped for want of it there.
-func (c cell) problem() error {
-	lacks := slices.IndexFunc(c.Skipped, lacking.MatchString)
+// err returns an error if a test failed or the suite did not finish. Debian's kernels have
+// everything that our tests need, so nothing may be skipped for lack of it there.
+func (c cell) err() error {
+	lacks := slices.IndexFunc(c.Skipped, kernelLacks.MatchString)
 	where := fmt.Sprintf("%s on %s", c.Suite, c.Kernel)
 	switch {
 	case c.Error != "":
@@ -91,14 +91,14 @@ func (c cell) problem() error {
 	case len(c.Failed) > 0:
 		return fmt.Errorf("%s: %d tests failed:\n%s", where, len(c.Failed), strings.Join(c.Failed, "\n"))
 	case lacks >= 0 && c.Kernel != host:
-		return fmt.Errorf("%s: skipped, though the kernel has all that is needed: %s", where, c.Skipped[lacks])
+		return fmt.Errorf("%s: skipped, although this kernel has what the test needs: %s", where, c.Skipped[lacks])
 	case c.Passed == 0 && len(c.Skipped) == 0:
-		return fmt.Errorf("%s: no test was played", where)
+		return fmt.Errorf("%s: no tests ran", where)
 	}
 	return nil
 }
 
-// String returns the result in some words.
+// String returns the result as it appears in the matrix.
 func (c cell) String() string {
 	text := fmt.Sprintf("%d pass", c.Passed)
 	if n := len(c.Failed) + c.More.Failed; n > 0 {
@@ -113,14 +113,14 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s (%v%s)", text, c.Took, c.Part)
 }
 
-// figures is the file beside a matrix that keeps its cells.
-func figures(matrix string) string { return strings.TrimSuffix(matrix, ".md") + ".json" }
+// jsonFile returns the file beside a matrix that keeps its cells.
+func jsonFile(matrix string) string { return strings.TrimSuffix(matrix, ".md") + ".json" }
 
-// write writes the matrix with a new cell. The others are of earlier runs, and each
-// says of which commit it is.
-func write(to string, played cell) error {
+// writeMatrix writes the matrix with a new cell. The other cells are from earlier runs; each names
+// its commit.
+func writeMatrix(to string, played cell) error {
 	var cells []cell
-	kept := figures(to)
+	kept := jsonFile(to)
 	text, err := os.ReadFile(kept)
 	if err == nil {
 		err = json.Unmarshal(text, &cells)
@@ -128,7 +128,7 @@ func write(to string, played cell) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	cells = append(slices.DeleteFunc(cells, func(c cell) bool { return c.Suite == played.Suite && c.Kernel == played.Kernel }), played.brief())
+	cells = append(slices.DeleteFunc(cells, func(c cell) bool { return c.Suite == played.Suite && c.Kernel == played.Kernel }), played.truncated())
 	slices.SortFunc(cells, func(a, b cell) int { return cmp.Or(cmp.Compare(a.Suite, b.Suite), cmp.Compare(a.Kernel, b.Kernel)) })
 	if text, err = json.MarshalIndent(cells, "", "\t"); err != nil {
 		return err
@@ -136,7 +136,7 @@ func write(to string, played cell) error {
 	return errors.Join(os.WriteFile(kept, append(text, '\n'), 0o644), os.WriteFile(to, []byte(markdown(cells)), 0o644))
 }
 
-// markdown returns the matrix and, below it, all that did not pass.
+// markdown returns the matrix and, below it, the tests that did not pass.
 func markdown(cells []cell) string {
 	columns := append(guest.Kernels(), host)
 	find := func(suite, kernel string) (cell, bool) {
@@ -158,7 +158,7 @@ func markdown(cells []cell) string {
 			} else if slices.Contains(s.tooOld, k) {
 				b.WriteString(" | too old")
 			} else {
-				b.WriteString(" | not played")
+				b.WriteString(" | not run")
 			}
 		}
 		b.WriteString(" |\n")
@@ -169,13 +169,13 @@ func markdown(cells []cell) string {
 const preamble = `# Kernels
 
 Written by ` + "`make test-kernels`" + `: the tests that depend on the kernel, on Debian's kernels in a virtual machine
-([test/vm](../test/vm/README.md)) and on the kernel of the machine that ran it. A suite that plays the packet table has its cases, stories and
-random worlds, each in both ways. A cell is how many tests passed, how long it took, with the machine busy or not, and the commit. A kernel is
-too old where it lacks what the mode needs; ebpf/probe checks that it says so.
+([test/vm](../test/vm/README.md)) and on the kernel of the machine that ran it. A suite that runs the packet table includes its cases, stories and
+random groups, each by whole states and by increments. A cell shows how many tests passed, how long they took (the machine may have been busy),
+and the commit. A kernel is too old if it lacks what the mode needs; ebpf/probe checks that the mode says so.
 
 `
 
-// releases lists which kernel each version was.
+// releases lists the exact release of each kernel version.
 func releases(cells []cell) string {
 	seen := map[string]string{}
 	for _, c := range cells {
@@ -192,10 +192,10 @@ func releases(cells []cell) string {
 	return text
 }
 
-// listed is how many tests of a kind are listed.
-const listed = 5
+// maxListed is how many tests of a kind are listed.
+const maxListed = 5
 
-// notes are the tests that did not pass, and why.
+// notes lists the tests that did not pass, and why.
 func (c cell) notes() string {
 	var b strings.Builder
 	item := func(what string, list []string, more int) {

@@ -17,47 +17,47 @@ import (
 	"sluice/test/vm/guest"
 )
 
-// suite is a package's tests, or those of them with a name.
+// suite is all tests of a package, or those that match a pattern.
 type suite struct {
 	name  string
 	pkg   string
-	run   string // pattern of the tests; "": all
-	table string // the mode whose packet table it plays
-	part  part
+	run   string // pattern of the tests; empty means all
+	table string // the mode whose packet table it runs; empty means none
+	part  partKind
 
-	tooOld []string // the kernels that cannot play it
+	tooOld []string // the kernels that lack what it needs
 }
 
-// part is what is played of a suite when a share is asked for.
-type part uint8
+// partKind is what runs of a suite when a share is requested.
+type partKind uint8
 
 const (
-	nothing part = iota // this machine's own kernel plays it, or it takes many minutes where the processor is computed
-	share               // of the table
-	whole               // this machine's own kernel may be unable to
+	partNone  partKind = iota // this machine's own kernel runs it, or it takes many minutes in an emulator
+	partShare                 // of the table
+	partAll                   // this machine's own kernel may not support it
 )
 
 var suites = []suite{
-	{"lab", "./internal/conformance/lab", "", "", whole, nil},
-	{"traffic", "./internal/conformance/traffic", "", "", whole, nil},
-	{"kernel/nft", "./internal/kernel/nft", "", "", nothing, nil},
-	{"kernel/ipt", "./internal/kernel/ipt", "", "", nothing, nil},
-	{"kernel/ct", "./internal/kernel/ct", "", "", nothing, nil},
-	{"kernel/link", "./internal/kernel/link", "", "", whole, nil},
-	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole, nil},
-	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole, nil},
-	{"daemon ipvs", "./test/daemon", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", whole, nil},
-	{"daemon faults", "./test/daemon", "^Test(ClockJumps|MemoryLimit)$", "", nothing, nil},
-	{"daemon faults ipvs", "./test/daemon", "^Test(Kills|RestartsWriteNothing|Stopped|TwoDaemons|ForeignChanges|FlushDuringWrites|SecondWriter)$/^ipvs", "", nothing, nil},
-	{"daemon changes ipvs", "./test/daemon", "^TestTrafficUnderChange$/^ipvs$", "", nothing, nil},
-	{"daemon changes", "./test/daemon", "^TestTrafficUnderChange$/^nftables$", "", nothing, nil}, // with SCTP sockets, which few machines' own kernels have
-	{"service traffic", "./internal/traffic", "^TestLab", "", whole, nil},
-	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share, nil},
-	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", share, nil},
-	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", share, nil},
-	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", share, nil},
-	{"ebpf/probe", "./internal/dataplane/ebpf", "^TestProbe$", "", whole, nil},
-	{"ebpf", "./internal/dataplane/ebpf", "^(TestConformance|TestRandom)$", "nftables", share, []string{"5.10", "6.1"}},
+	{"lab", "./internal/conformance/lab", "", "", partAll, nil},
+	{"traffic", "./internal/conformance/traffic", "", "", partAll, nil},
+	{"kernel/nft", "./internal/kernel/nft", "", "", partNone, nil},
+	{"kernel/ipt", "./internal/kernel/ipt", "", "", partNone, nil},
+	{"kernel/ct", "./internal/kernel/ct", "", "", partNone, nil},
+	{"kernel/link", "./internal/kernel/link", "", "", partAll, nil},
+	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", partAll, nil},
+	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", partAll, nil},
+	{"daemon ipvs", "./test/daemon", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", partAll, nil},
+	{"daemon faults", "./test/daemon", "^Test(ClockJumps|MemoryLimit)$", "", partNone, nil},
+	{"daemon faults ipvs", "./test/daemon", "^Test(Kills|RestartsWriteNothing|Stopped|TwoDaemons|ForeignChanges|FlushDuringWrites|SecondWriter)$/^ipvs", "", partNone, nil},
+	{"daemon changes ipvs", "./test/daemon", "^TestTrafficUnderChange$/^ipvs$", "", partNone, nil},
+	{"daemon changes", "./test/daemon", "^TestTrafficUnderChange$/^nftables$", "", partNone, nil}, // with SCTP sockets, which few hosts have
+	{"service traffic", "./internal/traffic", "^TestLab", "", partAll, nil},
+	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", partShare, nil},
+	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", partShare, nil},
+	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", partShare, nil},
+	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", partShare, nil},
+	{"ebpf/probe", "./internal/dataplane/ebpf", "^TestProbe$", "", partAll, nil},
+	{"ebpf", "./internal/dataplane/ebpf", "^(TestConformance|TestRandom)$", "nftables", partShare, []string{"5.10", "6.1"}},
 }
 
 func suiteNames() (names []string) {
@@ -67,8 +67,8 @@ func suiteNames() (names []string) {
 	return names
 }
 
-// compile returns the program of a suite's tests.
-func (p *player) compile(s suite) (string, error) {
+// compile returns the path of a suite's test binary.
+func (p *runner) compile(s suite) (string, error) {
 	program := filepath.Join(p.programs, strings.ReplaceAll(s.pkg[2:], "/", "-"))
 	if _, err := os.Stat(program); err == nil {
 		return program, nil
@@ -76,12 +76,11 @@ func (p *player) compile(s suite) (string, error) {
 	return program, guest.Compile(p.ctx, s.pkg, program)
 }
 
-// timeout is how long a suite may take on a kernel: everything of mode iptables
-// takes 17 minutes.
+// timeout limits a suite on a kernel: all of mode iptables takes 17 minutes.
 const timeout = 45 * time.Minute
 
-// playOne plays a suite on a kernel. An error means that it could not be tried.
-func (p *player) playOne(s suite, kernel, program string) (cell, error) {
+// runSuite runs a suite on a kernel. An error means that it could not be tried.
+func (p *runner) runSuite(s suite, kernel, program string) (cell, error) {
 	args, err := p.arguments(s)
 	if err != nil {
 		return cell{}, err
@@ -90,20 +89,20 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 	begin := time.Now()
 	status := 0
 	if kernel == host {
-		status, err = p.here(s, program, args, &out)
+		status, err = p.runHere(s, program, args, &out)
 	} else {
 		j := guest.Job{Kernel: kernel, Command: args, Output: &out, Timeout: timeout}
 		if err = j.RunTests(s.pkg, program); err == nil {
 			status, err = p.cache.Run(p.ctx, j)
 		}
 	}
-	c := read(out.String())
+	c := parseOutput(out.String())
 	log := filepath.Join(p.cache.Dir, "logs", kernel+"-"+strings.ReplaceAll(s.name, "/", "-"))
 	if err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o755), os.WriteFile(log, out.Bytes(), 0o644)); err != nil {
 		return c, err
 	}
 	c.Suite, c.Kernel, c.Commit, c.Took = s.name, kernel, p.commit, time.Since(begin).Round(time.Second)
-	if p.share > 1 && s.part == share {
+	if p.share > 1 && s.part == partShare {
 		c.Part = fmt.Sprintf(", a part in %d: seed %d", p.share, p.seed)
 	}
 	if err != nil {
@@ -114,11 +113,11 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 	return c, p.ctx.Err()
 }
 
-// arguments are those of the test program.
-func (p *player) arguments(s suite) ([]string, error) {
+// arguments returns the arguments of the test binary.
+func (p *runner) arguments(s suite) ([]string, error) {
 	pattern := s.run
-	if p.share > 1 && s.part == share {
-		parts, err := p.choose(s)
+	if p.share > 1 && s.part == partShare {
+		parts, err := p.chooseParts(s)
 		if err != nil {
 			return nil, err
 		}
@@ -131,10 +130,9 @@ func (p *player) arguments(s suite) ([]string, error) {
 	return []string{"-test.v", "-test.timeout", timeout.String(), "-test.run", pattern}, nil
 }
 
-// choose returns groups and stories of a table, at random, until they have one case
-// in p.share, and all that is about SCTP: few machines' own kernels have its sockets.
-// Mode userspace has no SCTP.
-func (p *player) choose(s suite) ([]string, error) {
+// chooseParts returns random groups and stories of a table with one case in p.share, and everything
+// about SCTP, because few hosts have SCTP sockets. Mode userspace has no SCTP.
+func (p *runner) chooseParts(s suite) ([]string, error) {
 	all, err := conformance.Parts(s.table)
 	if err != nil {
 		return nil, err
@@ -159,11 +157,11 @@ func (p *player) choose(s suite) ([]string, error) {
 	return ids, nil
 }
 
-// storyWeight is how many cases take as long as a story.
+// storyWeight is how many cases take as long as one story.
 const storyWeight = 50
 
-// here runs tests on this machine.
-func (p *player) here(s suite, program string, args []string, out io.Writer) (int, error) {
+// runHere runs tests on this machine.
+func (p *runner) runHere(s suite, program string, args []string, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(p.ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)

@@ -1,6 +1,6 @@
-// Command matrix writes what the packet table covers into a Markdown file,
-// between the lines that say so. `make generate` runs it on the README; with
-// --check it only says whether the file is up to date.
+// Command matrix writes the coverage of the packet table into a Markdown file, between two marker
+// lines. `make generate` runs it on the README; with --check it only reports whether the file is up
+// to date.
 package main
 
 import (
@@ -34,7 +34,7 @@ func run(file string, check bool) error {
 	before, rest, ok := strings.Cut(string(text), begin)
 	_, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		return fmt.Errorf("%s has no place for the matrix: %q and %q are missing", file, begin, end)
+		return fmt.Errorf("update %s: marker lines %q and %q are missing", file, begin, end)
 	}
 	matrix, err := matrix()
 	if err != nil {
@@ -51,10 +51,10 @@ func run(file string, check bool) error {
 	}
 }
 
-// modes are those that play the table. Mode iptables does so in both variants.
+// modes returns the modes that run the table. Mode iptables runs it in both variants.
 func modes() []string { return []string{"nftables", "iptables", "ipvs"} }
 
-// matrix returns the table: each theme with the cases that are played in each mode.
+// matrix returns the table: the number of cases by theme and mode.
 func matrix() (string, error) {
 	var b, last strings.Builder
 	var rows []string
@@ -84,13 +84,13 @@ func matrix() (string, error) {
 	return b.String(), nil
 }
 
-// theme is a file of cases, or the crossed decision tables.
+// theme is a file of cases, or the decision tables.
 type theme struct {
 	name           string
 	cases, stories int
 }
 
-// themes returns how much of each theme is played in a mode.
+// themes returns the size of each theme in a mode.
 func themes(mode string) (out []theme, err error) {
 	parts, err := conformance.Parts(mode)
 	for _, p := range parts {

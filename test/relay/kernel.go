@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// once makes a connection with as few system calls as there can be, since all
+// connectOnce makes a connection with as few system calls as possible, because client and proxies
 // share the processors.
-func once(to netip.AddrPort) error {
+func connectOnce(to netip.AddrPort) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	// Without TIME_WAIT the ports suffice.
+	// Closing must not leave TIME_WAIT, or the ports run out.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 	_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
@@ -39,8 +39,8 @@ func once(to netip.AddrPort) error {
 	return err
 }
 
-// family returns the process of a way and its children.
-func family(w *way) []string {
+// processTree returns the PIDs of a competitor and its children.
+func processTree(w *competitor) []string {
 	if w.process == nil {
 		return nil
 	}
@@ -49,12 +49,12 @@ func family(w *way) []string {
 	return append(strings.Fields(string(children)), pid)
 }
 
-// stop ends the process of a way with its children, of which those of nginx would stay.
-func (w *way) stop() {
+// stop kills the process and its children: those of nginx would survive it.
+func (w *competitor) stop() {
 	if w.process == nil || w.process.Process == nil {
 		return
 	}
-	for _, pid := range family(w) {
+	for _, pid := range processTree(w) {
 		if n, err := strconv.Atoi(pid); err == nil {
 			_ = unix.Kill(n, unix.SIGKILL)
 		}
@@ -62,9 +62,9 @@ func (w *way) stop() {
 	_ = w.process.Wait()
 }
 
-// cpu returns the seconds of processor time that a way has used.
-func cpu(w *way) (seconds float64) {
-	for _, pid := range family(w) {
+// cpu returns the CPU time in seconds that a competitor has used.
+func cpu(w *competitor) (seconds float64) {
+	for _, pid := range processTree(w) {
 		stat, _ := os.ReadFile("/proc/" + pid + "/stat")
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		for _, f := range fields[11:13] {
@@ -75,9 +75,9 @@ func cpu(w *way) (seconds float64) {
 	return seconds
 }
 
-// resident returns the bytes that a way has in memory.
-func resident(w *way) (bytes int) {
-	for _, pid := range family(w) {
+// resident returns the resident memory of a competitor in bytes.
+func resident(w *competitor) (bytes int) {
+	for _, pid := range processTree(w) {
 		statm, _ := os.ReadFile("/proc/" + pid + "/statm")
 		pages, _ := strconv.Atoi(strings.Fields(string(statm))[1])
 		bytes += pages * os.Getpagesize()

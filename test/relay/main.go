@@ -1,10 +1,10 @@
 //go:build linux
 
-// Command relay compares mode userspace with other TCP proxies, in one run and
-// in network namespaces: a client outside, a server in a pod, and on the node
-// between them nothing, the daemon, HAProxy or nginx, by turns.
+// Command relay compares mode userspace with other TCP proxies, in one run and in network
+// namespaces: a client outside, a server in a pod, and on the node between them alternately
+// nothing, the daemon, HAProxy or nginx.
 //
-// HAProxy and nginx are Debian's; they are downloaded into a temporary folder.
+// HAProxy and nginx are Debian's; they are downloaded into a temporary directory.
 package main
 
 import (
@@ -45,7 +45,7 @@ carries a byte each way. Memory is what 2,000 idle connections take of a process
 
 `
 
-// target is 0.9 of the better one of the others.
+// target is the required share of the better competitor's figure.
 const target = 0.9
 
 func main() {
@@ -61,16 +61,16 @@ func main() {
 	}
 }
 
-// way is one of the things that are compared.
-type way struct {
+// competitor is one of the proxies that are compared, or the direct connection.
+type competitor struct {
 	name    string
 	at      netip.AddrPort
-	process *exec.Cmd // nil: there is none
+	process *exec.Cmd // nil for the direct connection
 	log     strings.Builder
 
 	rate, throughput []float64 // connections and bytes a second
-	cpu              []float64 // seconds of the process for a connection
-	perIdle          float64   // bytes of the process
+	cpu              []float64 // CPU seconds per connection
+	perIdle          float64   // bytes per idle connection
 }
 
 func run(ctx context.Context) (text string, err error) {
@@ -105,20 +105,20 @@ func run(ctx context.Context) (text string, err error) {
 	}
 	c := &client{l.Outside()}
 	for _, w := range ways {
-		if err := c.await(ctx, w); err != nil {
+		if err := c.waitReady(ctx, w); err != nil {
 			return "", err
 		}
 	}
-	for _, w := range ways { // before memory that other connections used is at hand
-		if err := c.hold(ctx, w); err != nil {
+	for _, w := range ways { // first, because freed memory of other connections would be reused
+		if err := c.measureIdle(ctx, w); err != nil {
 			return "", err
 		}
 	}
 	for range *rounds {
 		for _, w := range ways {
-			c.connect(ctx, w)
+			c.measureConnections(ctx, w)
 			fmt.Fprintf(os.Stderr, "%s: %.0f connections/s\n", w.name, w.rate[len(w.rate)-1])
-			if err := c.send(ctx, w); err != nil {
+			if err := c.measureThroughput(ctx, w); err != nil {
 				return "", err
 			}
 		}
@@ -133,7 +133,7 @@ var (
 	nodeAddr = "192.168.0.2"
 )
 
-// serve answers a byte with a byte, and at another port takes everything.
+// serve echoes one byte, and discards everything on another port.
 func serve(pod *lab.Host) error {
 	if _, err := pod.Sink(sink); err != nil {
 		return err
@@ -162,17 +162,17 @@ func serve(pod *lab.Host) error {
 	return nil
 }
 
-// sharePorts lets the node use ports again whose connections wait in TIME_WAIT, as
-// busy proxies are set up: all of them share its ports, and HAProxy and nginx close
-// connections to the server themselves.
+// sharePorts lets the node reuse ports in TIME_WAIT, as busy proxies are configured: all
+// competitors share its ports, and HAProxy and nginx close connections to the server themselves.
 func sharePorts() error {
 	return errors.Join(
 		os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0),
 		os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65535"), 0))
 }
 
-// start starts the proxies on the node. Port 80 leads to the server, 81 to the sink.
-func start(node *lab.Host, dir string) ([]*way, error) {
+// start starts the proxies on the node. Each forwards one port to the server and the next one to
+// the sink.
+func start(node *lab.Host, dir string) ([]*competitor, error) {
 	files := map[string]string{"manifests/services.yaml": manifests, "haproxy.cfg": haproxy, "nginx.conf": "load_module " +
 		filepath.Join(dir, "root/usr/lib/nginx/modules/ngx_stream_module.so") + ";\npid " + dir + "/nginx.pid;\n" + nginx}
 	for name, content := range files {
@@ -189,7 +189,7 @@ func start(node *lab.Host, dir string) ([]*way, error) {
 		return nil, fmt.Errorf("download HAProxy and nginx: %w: %s", err, out)
 	}
 	root := filepath.Join(dir, "root")
-	ways := []*way{
+	ways := []*competitor{
 		{name: "direct", at: server},
 		{name: "sluice", at: netip.MustParseAddrPort("10.96.0.10:80"), process: exec.Command(*daemon, "--manifests", dir+"/manifests",
 			"--proxy-mode", "userspace", "--hostname-override", "node", "--cluster-cidr", "10.0.0.0/24",
@@ -207,15 +207,15 @@ func start(node *lab.Host, dir string) ([]*way, error) {
 	return ways, nil
 }
 
-// client is outside.
+// client connects from outside.
 type client struct{ *lab.Host }
 
 func (c *client) dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
 	return c.Dial(ctx, proxy.TCP, outside, at)
 }
 
-// await waits until a way leads to the server.
-func (c *client) await(ctx context.Context, w *way) error {
+// waitReady waits until a competitor forwards to the server.
+func (c *client) waitReady(ctx context.Context, w *competitor) error {
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
 	var last error
@@ -231,7 +231,7 @@ func (c *client) await(ctx context.Context, w *way) error {
 		last = err
 		<-time.After(50 * time.Millisecond)
 	}
-	return fmt.Errorf("%s does not answer: %w: %s", w.name, last, w.log.String())
+	return fmt.Errorf("connect through %s: %w; its log: %s", w.name, last, w.log.String())
 }
 
 func exchange(conn net.Conn) error {
@@ -244,8 +244,9 @@ func exchange(conn net.Conn) error {
 	return err
 }
 
-// connect counts new connections, a byte each way, by clients in threads of the namespace.
-func (c *client) connect(_ context.Context, w *way) {
+// measureConnections counts new connections with one byte each way, from 16 threads in the
+// namespace.
+func (c *client) measureConnections(_ context.Context, w *competitor) {
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	before, began := cpu(w), time.Now()
@@ -253,7 +254,7 @@ func (c *client) connect(_ context.Context, w *way) {
 		wg.Go(func() {
 			_ = c.Do(func() error {
 				for time.Since(began) < *length {
-					if err := once(w.at); err != nil {
+					if err := connectOnce(w.at); err != nil {
 						return err
 					}
 					done.Add(1)
@@ -267,8 +268,8 @@ func (c *client) connect(_ context.Context, w *way) {
 	w.cpu = append(w.cpu, (cpu(w)-before)/float64(max(1, done.Load())))
 }
 
-// send counts what four connections bring to the sink.
-func (c *client) send(ctx context.Context, w *way) error {
+// measureThroughput counts the bytes that four connections send to the sink.
+func (c *client) measureThroughput(ctx context.Context, w *competitor) error {
 	to := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1)
 	var sent atomic.Int64
 	var wg sync.WaitGroup
@@ -296,9 +297,9 @@ func (c *client) send(ctx context.Context, w *way) error {
 	return nil
 }
 
-// hold measures what idle connections cost, from the first tenth of them on, when
-// what a process does once is done.
-func (c *client) hold(ctx context.Context, w *way) error {
+// measureIdle measures the memory of idle connections. The first tenth of them is not counted, so
+// that one-time allocations are left out.
+func (c *client) measureIdle(ctx context.Context, w *competitor) error {
 	if w.process == nil {
 		return nil
 	}
@@ -320,7 +321,7 @@ func (c *client) hold(ctx context.Context, w *way) error {
 	return nil
 }
 
-func table(ways []*way) string {
+func table(ways []*competitor) string {
 	var b strings.Builder
 	b.WriteString("| | new connections/s | CPU of the proxy for one | throughput | memory for an idle connection |\n|---|--:|--:|--:|--:|\n")
 	for _, w := range ways {
@@ -328,14 +329,14 @@ func table(ways []*way) string {
 	}
 	for _, what := range []struct {
 		name string
-		of   func(*way) []float64
+		of   func(*competitor) []float64
 	}{
-		{"new connections", func(w *way) []float64 { return w.rate }},
-		{"throughput", func(w *way) []float64 { return w.throughput }},
+		{"new connections", func(w *competitor) []float64 { return w.rate }},
+		{"throughput", func(w *competitor) []float64 { return w.throughput }},
 	} {
 		ratio := math.Inf(1)
 		for _, other := range ways[2:] {
-			ratio = min(ratio, against(what.of(ways[1]), what.of(other)))
+			ratio = min(ratio, medianRatio(what.of(ways[1]), what.of(other)))
 		}
 		fmt.Fprintf(&b, "\n%s: %.2f of the better one (target: at least %.1f): %s\n", what.name, ratio, target,
 			map[bool]string{true: "holds", false: "**does not hold**"}[ratio >= target])
@@ -343,8 +344,8 @@ func table(ways []*way) string {
 	return b.String()
 }
 
-// against returns the median of ratios by round: a machine is not as fast in all of them.
-func against(mine, other []float64) float64 {
+// medianRatio returns the median of the ratios by round, because the speed of the machine varies.
+func medianRatio(mine, other []float64) float64 {
 	ratios := slices.Clone(mine)
 	for i := range ratios {
 		ratios[i] /= other[i]

@@ -1,6 +1,5 @@
-// Command reliability writes docs/reliability.md from what tests of faults say in
-// their output. `make reliability` runs those tests and then it. What is
-// not in the given files stays as it was told before.
+// Command reliability writes docs/reliability.md from the output of fault tests. `make reliability`
+// runs those tests first. Results that are not in the given files stay as they are.
 package main
 
 import (
@@ -17,9 +16,9 @@ import (
 )
 
 func main() {
-	page := flag.String("page", "docs/reliability.md", "write this `file`; the figures are kept beside it, in JSON")
-	commit := flag.String("commit", "", "what was tested")
-	check := flag.Bool("check", false, "change nothing, fail if the page is not what the figures beside it give")
+	page := flag.String("page", "docs/reliability.md", "write this `file`; a JSON file beside it keeps the figures")
+	commit := flag.String("commit", "", "the `commit` under test")
+	check := flag.Bool("check", false, "change nothing, fail if the page does not match its figures")
 	flag.Parse()
 	if err := run(*page, *commit, *check, flag.Args()); err != nil {
 		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
@@ -27,7 +26,7 @@ func main() {
 	}
 }
 
-// cell is a result and the commit that it is of.
+// cell is a result and its commit.
 type cell struct {
 	reliability.Result
 	Commit string
@@ -42,7 +41,7 @@ func run(page, commit string, check bool, outputs []string) error {
 	if check {
 		text, err := os.ReadFile(page)
 		if err == nil && string(text) != markdown(cells) {
-			err = fmt.Errorf("%s is not what %s gives: go run ./test/reliability writes it", page, kept)
+			err = fmt.Errorf("%s does not match %s: run go run ./test/reliability", page, kept)
 		}
 		return err
 	}
@@ -58,7 +57,7 @@ func run(page, commit string, check bool, outputs []string) error {
 	return errors.Join(os.WriteFile(kept, append(text, '\n'), 0o644), os.WriteFile(page, []byte(markdown(cells)), 0o644))
 }
 
-// load returns what is kept of earlier runs.
+// load returns the results of earlier runs.
 func load(kept string) (cells []cell, err error) {
 	text, err := os.ReadFile(kept)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func load(kept string) (cells []cell, err error) {
 	return cells, nil
 }
 
-// read returns what the outputs of tests tell.
+// read returns the results in the outputs of tests.
 func read(commit string, outputs []string) (cells []cell, err error) {
 	for _, name := range outputs {
 		text, err := os.ReadFile(name)
@@ -91,12 +90,12 @@ func read(commit string, outputs []string) (cells []cell, err error) {
 	return cells, nil
 }
 
-// same reports whether two results are of the same fault, mode, kernel and version of Kubernetes.
+// same reports whether two results have the same fault, mode, kernel and version of Kubernetes.
 func (c cell) same(other cell) bool {
 	return c.Fault == other.Fault && c.Mode == other.Mode && c.Kernel == other.Kernel && c.Kubernetes == other.Kubernetes
 }
 
-// add adds up what several tests tell of one fault.
+// add adds a result, and sums several results of the same fault.
 func add(cells []cell, c cell) []cell {
 	i := slices.IndexFunc(cells, c.same)
 	if i < 0 {
@@ -114,7 +113,7 @@ func add(cells []cell, c cell) []cell {
 	return cells
 }
 
-// merge puts what was played now in the place of what it replaces.
+// merge replaces old results with new ones.
 func merge(cells, played []cell) []cell {
 	cells = slices.DeleteFunc(cells, func(c cell) bool { return slices.ContainsFunc(played, c.same) })
 	cells = append(cells, played...)

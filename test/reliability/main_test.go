@@ -37,9 +37,9 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| what was done | nftables |\n|---|---|\n| killed | 2 times<br>0 of 1,234 failed<br>right after 5ms, at most 5ms |\n",
+		"| fault | nftables |\n|---|---|\n| killed | 2 times<br>0 of 1,234 failed<br>correct after 5ms, at most 5ms |\n",
 		"| killed | once<br>1 of 5 failed |",
-		"## What did not reach zero\n\n- killed: iptables, Linux 6.1: the cause is not known\n",
+		"## What did not reach zero\n\n- killed: iptables, Linux 6.1: the cause is unknown\n",
 		"## Notes\n\n- killed: nftables, Linux 6.18: a\\|b\n",
 		"commits a1, b2.",
 	} {

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command vm runs a program under another kernel, in a virtual machine. See the
-// README beside it.
+// Command vm runs a program on another kernel, in a virtual machine. See README.md in this
+// directory.
 package main
 
 import (
@@ -38,12 +38,12 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 func run(ctx context.Context) (int, error) {
 	var add, env list
-	kernel := flag.String("kernel", "6.1", "which `version` to boot: "+strings.Join(guest.Kernels(), ", "))
-	test := flag.String("test", "", "compile the tests of this `package` and run them; the arguments are theirs")
-	results := flag.String("results", "", "bring what is left in /results to this `folder`")
-	timeout := flag.Duration("timeout", guest.DefaultTimeout, "how long the guest may live")
-	flag.Var(&add, "add", "a `path` below the current folder that the guest shall have too; may be given several times")
-	flag.Var(&env, "env", "`KEY=value` for the command; may be given several times")
+	kernel := flag.String("kernel", "6.1", "boot this `version`: "+strings.Join(guest.Kernels(), ", "))
+	test := flag.String("test", "", "compile and run the tests of this `package`, with the given arguments")
+	results := flag.String("results", "", "copy the contents of /results to this `directory`")
+	timeout := flag.Duration("timeout", guest.DefaultTimeout, "stop the guest after this time")
+	flag.Var(&add, "add", "copy this `path`, below the current directory, to the guest; may be given several times")
+	flag.Var(&env, "env", "set `KEY=value` for the command; may be given several times")
 	flag.Parse()
 
 	cache, err := guest.Open(func(what string) { fmt.Fprintln(os.Stderr, "vm:", what) })
@@ -67,7 +67,7 @@ func run(ctx context.Context) (int, error) {
 	}
 	for _, p := range add {
 		if !filepath.IsLocal(p) {
-			err = errors.Join(err, fmt.Errorf("%s is not below the current folder", p))
+			err = errors.Join(err, fmt.Errorf("add %s to the guest: the path is not below the current directory", p))
 		}
 		j.Add(path.Join(guest.Src, filepath.ToSlash(p)), p)
 	}

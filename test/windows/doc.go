@@ -1,3 +1,3 @@
-// Package windows runs the whole sluice.exe under Wine, over the Host Networking
-// Service of package test/wine: what a node of Windows would be asked for.
+// Package windows tests the whole sluice.exe under Wine, with the Host Networking Service of
+// package test/wine: what it requests from a Windows node.
 package windows

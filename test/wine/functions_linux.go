@@ -82,7 +82,7 @@ func (s *server) change(ctx context.Context, q request) (answer, error) {
 	return answer{}, hns.ErrUnsupported
 }
 
-// hnsCall answers the older interface, which is still used to tell versions.
+// hnsCall answers the older interface, which is still used to query versions.
 func (s *server) hnsCall(ctx context.Context, request string) (answer, error) {
 	switch request {
 	case "GET /globals/version":
@@ -95,8 +95,8 @@ func (s *server) hnsCall(ctx context.Context, request string) (answer, error) {
 	return answer{}, hns.ErrUnsupported
 }
 
-// objects are what the service has of a kind, as JSON is made of them, by ID. The
-// filter of an enumeration is about the fields of attributes.
+// objects maps the IDs of all objects of a kind to what is marshalled as JSON. The filter of an
+// enumeration refers to the attributes.
 type objects map[string]described
 
 type described struct {
@@ -139,7 +139,7 @@ func (s *server) allLoadBalancers(ctx context.Context) (objects, error) {
 
 type lister func(context.Context) (objects, error)
 
-// enumerate lists the IDs of what a filter lets through.
+// enumerate lists the IDs of the objects that match the filter.
 func (s *server) enumerate(ctx context.Context, q request, list lister) (answer, error) {
 	var query struct{ Filter string }
 	filter := map[string]string{}
@@ -195,7 +195,7 @@ func (s *server) query(ctx context.Context, q request, list lister) (answer, err
 	return asJSON(o.properties)
 }
 
-// handle returns the ID of the object that a request has a handle of.
+// handle returns the ID of the object that the request's handle refers to.
 func (s *server) handle(q request) (string, error) {
 	id, ok := s.handles[q.handle]
 	if !ok {
@@ -204,14 +204,14 @@ func (s *server) handle(q request) (string, error) {
 	return id, nil
 }
 
-// open returns a handle of an object.
+// open returns a new handle for an object.
 func (s *server) open(id string) answer {
 	s.lastHandle++
 	s.handles[s.lastHandle] = id
 	return answer{handle: s.lastHandle}
 }
 
-// opened returns a handle of an object that was created.
+// opened returns a new handle for a created object.
 func (s *server) opened(id string, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err

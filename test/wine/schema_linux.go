@@ -10,10 +10,10 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// version is that of the service, or of the schema of an object.
+// version is the version of the service or of an object's schema.
 type version struct{ Major, Minor int }
 
-// versionWith returns a version of the service that has some features.
+// versionWith returns a version of the service that has these features.
 func versionWith(f hns.Features) version {
 	switch {
 	case f.ModifyLoadBalancer:
@@ -28,8 +28,8 @@ func versionWith(f hns.Features) version {
 	return version{9, 2}
 }
 
-// Objects as the service writes them. The same ID is written in both cases, as
-// Windows does, too.
+// Objects as the service encodes them. Like Windows, it writes the same ID sometimes in upper case
+// and sometimes in lower case.
 type (
 	network struct {
 		ID, Name, Type string
@@ -104,8 +104,7 @@ func (e endpoint) ours() hns.Endpoint {
 	return ours
 }
 
-// Flags of a load balancer and of its port, by their numbers, and the
-// distribution by client.
+// The flags of a load balancer and of its port, and the distribution by client address.
 const (
 	dsrFlag      = 1
 	ipv6Flag     = 2
@@ -168,7 +167,7 @@ func (l loadBalancer) ours() hns.LoadBalancer {
 	return ours
 }
 
-// failure puts an error as Windows does: a code and a text.
+// failure returns an error as Windows does: a code and a JSON text.
 func failure(function string, err error) answer {
 	code := codeOf(function, err)
 	text, _ := json.Marshal(map[string]any{"Success": false, "Error": err.Error(), "ErrorCode": code}) // cannot fail
@@ -178,7 +177,7 @@ func failure(function string, err error) answer {
 	return answer{code: code, result: string(text)}
 }
 
-// codeOf returns the code that Windows is known to return, where it is known.
+// codeOf returns the HRESULT of Windows, where it is known.
 func codeOf(function string, err error) uint32 {
 	switch {
 	case errors.Is(err, hns.ErrNotRunning):

@@ -13,7 +13,7 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// server answers what programs ask of the service's libraries; stub/hns.c says how.
+// server answers the calls that stub/hns.c forwards, in the protocol described there.
 type server struct {
 	service  hns.Interface
 	networks []string // their names
@@ -34,10 +34,10 @@ type request struct {
 
 // answer is what a function returns.
 type answer struct {
-	code   uint32 // 0: it is done
+	code   uint32 // HRESULT; 0 means success
 	handle uint32
-	out    string // what was asked for; "": nothing
-	result string // what is told about an error; "": nothing
+	out    string // the requested object; empty means none
+	result string // the error record; empty means none
 }
 
 func newServer(service hns.Interface, networks []string) *server {
@@ -52,7 +52,7 @@ func (s *server) reset() map[string]int {
 	return calls
 }
 
-// serve answers until the listener is closed. A library has one connection.
+// serve answers until the listener is closed. Each DLL has one connection.
 func (s *server) serve(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -60,7 +60,7 @@ func (s *server) serve(l net.Listener) {
 			return
 		}
 		go func() {
-			defer func() { _ = c.Close() }() // nothing is lost
+			defer func() { _ = c.Close() }() // everything is written
 			for r := bufio.NewReader(c); ; {
 				q, err := readRequest(r)
 				if err == nil {
@@ -85,15 +85,15 @@ func (s *server) answer(q request) answer {
 	return a
 }
 
-const noText = ^uint32(0)
+const absent = ^uint32(0)
 
 func readText(r io.Reader) (string, error) {
 	var size uint32
-	if err := binary.Read(r, binary.LittleEndian, &size); err != nil || size == noText {
+	if err := binary.Read(r, binary.LittleEndian, &size); err != nil || size == absent {
 		return "", err
 	}
 	if size > 1<<24 {
-		return "", errors.New("the text is too long")
+		return "", errors.New("read a text of more than 16 MiB")
 	}
 	text := make([]byte, size)
 	_, err := io.ReadFull(r, text)
@@ -117,7 +117,7 @@ func (a answer) bytes() []byte {
 	b = binary.LittleEndian.AppendUint32(b, a.handle)
 	for _, text := range []string{a.out, a.result} {
 		if text == "" {
-			b = binary.LittleEndian.AppendUint32(b, noText)
+			b = binary.LittleEndian.AppendUint32(b, absent)
 			continue
 		}
 		b = binary.LittleEndian.AppendUint32(b, uint32(len(text)))

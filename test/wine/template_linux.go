@@ -22,12 +22,12 @@ var stub []byte
 
 const compiler = "x86_64-w64-mingw32-gcc"
 
-// template returns a Wine prefix to copy, which has our libraries and is made
-// once: that takes longer than most tests.
+// template returns a Wine prefix to copy, which contains our DLLs. It is created once, because that
+// takes longer than most tests.
 func template(ctx context.Context) (string, error) {
 	for _, program := range []string{wine64, compiler} {
 		if _, err := exec.LookPath(program); err != nil {
-			return "", fmt.Errorf("%w (make deps installs it)", err)
+			return "", fmt.Errorf("%w; run make deps", err)
 		}
 	}
 	root, err := guest.Root()
@@ -86,11 +86,11 @@ func makePrefix(ctx context.Context, prefix string) error {
 	)
 }
 
-// link puts links to Wine's libraries in place of its copies, which are 690 MB.
+// link replaces the copies of Wine's DLLs, which take 690 MB, with symbolic links.
 func link(prefix string) error {
 	originals, err := filepath.Glob("/usr/lib/*/wine/x86_64-windows")
 	if err != nil || len(originals) != 1 {
-		return fmt.Errorf("find Wine's libraries: %v, %w", originals, err)
+		return fmt.Errorf("find Wine's libraries: want one directory, got %v", originals)
 	}
 	return filepath.WalkDir(filepath.Join(prefix, "drive_c"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

@@ -14,21 +14,20 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// wine64 is where Debian has it; /usr/bin/wine asks for the 32 bits, too.
+// wine64 and wineserver are Debian's paths; /usr/bin/wine would also require the 32-bit version.
 const (
 	wine64     = "/usr/lib/wine/wine64"
 	wineserver = "/usr/lib/wine/wineserver64"
 )
 
-// Windows runs programs. All that it starts ends with the test.
+// Windows runs programs in a Wine prefix. All of them end with the test.
 type Windows struct {
 	env    []string
 	server *server
 }
 
-// Start prepares Windows whose Host Networking Service is given, with its
-// networks by name. Its sockets are those of the network namespace it is started
-// in.
+// Start prepares a Windows whose HNS is service, with networks of these names. Its sockets are in
+// the caller's network namespace.
 func Start(t testing.TB, service hns.Interface, networks ...string) *Windows {
 	t.Helper()
 	template, err := template(t.Context())
@@ -56,25 +55,24 @@ func Start(t testing.TB, service hns.Interface, networks ...string) *Windows {
 	return w
 }
 
-// environment is that of a program. Wine asks to install what a browser and .NET
-// need unless it is told that they are not to be had.
+// environment returns the environment of Wine programs. The overrides stop Wine from offering to
+// install a browser engine and .NET.
 func environment(prefix string) []string {
 	return append(os.Environ(), "WINEPREFIX="+prefix, "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=")
 }
 
-// Command returns a program to be run. An interrupt is Ctrl-C to it. Files of this
-// machine are on its drive Z.
+// Command returns a command for a Windows program. Interrupting it sends Ctrl-C. Drive Z is the
+// root of this machine.
 func (w *Windows) Command(ctx context.Context, exe string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, wine64, append([]string{exe}, args...)...)
 	cmd.Env = w.env
 	return cmd
 }
 
-// Calls returns how often each function of the service's libraries was called
-// since the last time.
+// Calls returns how often each HNS function was called since the last call of Calls.
 func (w *Windows) Calls() map[string]int { return w.server.reset() }
 
-// halt ends all programs, also those that Wine started by itself.
+// halt ends all programs, including those that Wine started itself.
 func (w *Windows) halt() error {
 	for _, flag := range []string{"--kill", "--wait"} {
 		cmd := exec.Command(wineserver, flag)
@@ -89,22 +87,22 @@ func (w *Windows) halt() error {
 // Compile builds the tests of a package for Windows.
 func Compile(ctx context.Context, pkg, exe string) error {
 	_, err := goForWindows(ctx, "test", "-c", "-o", exe, pkg)
-	return errors.Join(err, lookAtSources(ctx, pkg))
+	return errors.Join(err, statSources(ctx, pkg))
 }
 
 // Build builds a program for Windows.
 func Build(ctx context.Context, pkg, exe string) error {
 	_, err := goForWindows(ctx, "build", "-o", exe, pkg)
-	return errors.Join(err, lookAtSources(ctx, pkg))
+	return errors.Join(err, statSources(ctx, pkg))
 }
 
-// lookAtSources makes the result of this test depend on what a package is made of
-// on Windows: go test remembers results by the files that a test has looked at.
-func lookAtSources(ctx context.Context, pkg string) error {
+// statSources makes the cached result of this test depend on the sources of a package for Windows:
+// go test caches results by the files that a test has opened or looked up.
+func statSources(ctx context.Context, pkg string) error {
 	const format = `{{if .Module}}{{if .Module.Main}}{{$d := .Dir}}{{range .GoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}{{end}}{{end}}`
 	out, err := goForWindows(ctx, "list", "-deps", "-test", "-f", format, pkg)
 	for file := range strings.Lines(string(out)) {
-		_, _ = os.Stat(strings.TrimSpace(file)) // what is generated for tests is elsewhere
+		_, _ = os.Stat(strings.TrimSpace(file)) // generated files of test binaries do not exist
 	}
 	return err
 }

@@ -18,31 +18,30 @@ import (
 
 // Mode is a dataplane under test.
 type Mode struct {
-	// Open is called inside the node's network namespace, and so is every
-	// method of what it returns.
+	// Open is called inside the node's network namespace, and so are all methods of the result.
 	Open    func(context.Context) (proxy.Dataplane, error)
-	Ways    []proxy.Balancing // that it knows
-	Weights bool              // it has them
+	Ways    []proxy.Balancing // the methods that it supports besides the default
+	Weights bool              // it supports weights
 }
 
-// Run checks all that a mode promises.
+// Run checks everything that a mode supports.
 func Run(t *testing.T, m Mode) {
 	for _, f := range proxy.Families {
 		for _, way := range append([]proxy.Balancing{proxy.BalanceDefault}, m.Ways...) {
 			t.Run(fmt.Sprintf("%v/%v", way, f), func(t *testing.T) {
-				b := newBed(t, m, f)
+				b := newTestbed(t, m, f)
 				for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
-					b.spread(p, way)
-					b.affinity(p, way)
-					if m.Weights && way != proxy.LeastConnections { // which depends on how long they last
-						b.weights(p, way)
+					b.checkShares(p, way)
+					b.checkAffinity(p, way)
+					if m.Weights && way != proxy.LeastConnections { // which depends on how long connections last
+						b.checkWeights(p, way)
 					}
 				}
 				switch way {
 				case proxy.RoundRobin:
-					b.turns()
+					b.checkTurns()
 				case proxy.Maglev:
-					b.steady()
+					b.checkMaglevChange()
 				}
 			})
 		}
@@ -53,12 +52,12 @@ const (
 	endpoints   = 4
 	port        = 8080
 	nodePort    = 30080
-	connections = 200 // of one client: a multiple of all shares
+	connections = 200 // of one client; divisible by all sums of weights
 	clients     = 240
 )
 
-// bed is a lab with a dataplane on its node, and a pod with endpoints.
-type bed struct {
+// testbed is a lab with a dataplane on its node and a pod with all endpoints.
+type testbed struct {
 	*testing.T
 	lab    *lab.Lab
 	family proxy.Family
@@ -66,13 +65,13 @@ type bed struct {
 	pods   []netip.Addr
 }
 
-func newBed(t *testing.T, m Mode, f proxy.Family) *bed {
+func newTestbed(t *testing.T, m Mode, f proxy.Family) *testbed {
 	lab.Require(t)
 	l, err := lab.New(lab.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{T: t, lab: l, family: f}
+	b := &testbed{T: t, lab: l, family: f}
 	for i := range endpoints + 1 {
 		b.pods = append(b.pods, b.addr("10.0.0.%d", "fd00:10::%d", 20+i))
 	}
@@ -104,19 +103,19 @@ func newBed(t *testing.T, m Mode, f proxy.Family) *bed {
 	return b
 }
 
-func (b *bed) must(err error) {
+func (b *testbed) must(err error) {
 	b.Helper()
 	if err != nil {
 		b.Fatal(err)
 	}
 }
 
-func (b *bed) addr(v4, v6 string, n int) netip.Addr {
+func (b *testbed) addr(v4, v6 string, n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf([...]string{v4, v6}[b.family], n))
 }
 
-// row is Service number i, which has a ClusterIP and a NodePort.
-func (b *bed) row(i int, p proxy.Protocol, way proxy.Balancing) *proxy.ServicePort {
+// row returns Service number i, with a ClusterIP and a NodePort.
+func (b *testbed) row(i int, p proxy.Protocol, way proxy.Balancing) *proxy.ServicePort {
 	name := proxy.ServicePortName{Namespace: "balance", Name: fmt.Sprint("service-", i), Protocol: p}
 	sp := &proxy.ServicePort{
 		Key: proxy.PortKey{ServicePortName: name, Family: b.family},
@@ -132,8 +131,7 @@ func (b *bed) row(i int, p proxy.Protocol, way proxy.Balancing) *proxy.ServicePo
 	return sp
 }
 
-// sync puts rows in force.
-func (b *bed) sync(rows ...*proxy.ServicePort) {
+func (b *testbed) sync(rows ...*proxy.ServicePort) {
 	b.Helper()
 	s := proxy.NewState()
 	s.Node = &proxy.Node{Name: "node", NodePorts: []netip.Prefix{netip.PrefixFrom(b.family.Unspecified(), 0)}}
@@ -143,9 +141,9 @@ func (b *bed) sync(rows ...*proxy.ServicePort) {
 	b.must(b.lab.Node().Do(func() error { return proxytest.Sync(b.Context(), b.dp, s) }))
 }
 
-// connect makes connections to a Service's frontend, one from each client, and
-// returns who answered.
-func (b *bed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) []netip.AddrPort {
+// connect makes one connection to a Service's frontend from each client, and returns the endpoints
+// that answered.
+func (b *testbed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) []netip.AddrPort {
 	b.Helper()
 	b.must(b.lab.Refresh())
 	to := sp.Frontends[frontend].Addr
@@ -168,47 +166,46 @@ func (b *bed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) [
 	return by
 }
 
-func (b *bed) client(i int) netip.Addr { return b.addr("203.0.113.%d", "2600:5200::%d", 10+i) }
+func (b *testbed) client(i int) netip.Addr { return b.addr("203.0.113.%d", "2600:5200::%d", 10+i) }
 
-func (b *bed) clients() (out []netip.Addr) {
+func (b *testbed) clients() (out []netip.Addr) {
 	for i := range clients {
 		out = append(out, b.client(i))
 	}
 	return out
 }
 
-// spread checks the shares of all endpoints, at each frontend.
-func (b *bed) spread(p proxy.Protocol, way proxy.Balancing) {
+// checkShares checks the share of every endpoint, for each frontend.
+func (b *testbed) checkShares(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	sp := b.row(0, p, way)
 	b.sync(sp)
 	for i, f := range sp.Frontends {
 		what := fmt.Sprintf("%v, %v", p, f.Kind)
-		by := b.connect(sp, i, b.callers(way)...)
-		b.fair(what, sp, by, way == proxy.RoundRobin)
+		by := b.connect(sp, i, b.clientsFor(way)...)
+		b.wantShares(what, sp, by, way == proxy.RoundRobin)
 		if way == proxy.SourceHash || way == proxy.Maglev {
-			if again := b.connect(sp, i, b.callers(way)...); !slices.Equal(by, again) {
+			if again := b.connect(sp, i, b.clientsFor(way)...); !slices.Equal(by, again) {
 				b.Errorf("%s: clients went to %v, and then to %v", what, by, again)
 			}
 		}
 	}
 }
 
-// callers are the clients whose connections show how a way spreads them: one
-// that comes often, or many where each has its endpoint.
-func (b *bed) callers(way proxy.Balancing) []netip.Addr {
+// clientsFor returns the clients whose connections show how a method distributes: one client many
+// times, or many clients where the client's address determines the endpoint.
+func (b *testbed) clientsFor(way proxy.Balancing) []netip.Addr {
 	if way == proxy.SourceHash || way == proxy.Maglev {
 		return b.clients()
 	}
 	return slices.Repeat([]netip.Addr{b.client(0)}, connections)
 }
 
-// fair checks that each endpoint of a Service got its share of the connections
-// exactly, or else no more or less of it than chance allows: five times the
-// standard deviation happens less than once in a million.
-func (b *bed) fair(what string, sp *proxy.ServicePort, by []netip.AddrPort, exact bool) {
+// wantShares checks that each endpoint received its share of the connections: exactly, or within
+// five standard deviations, which chance exceeds less than once in a million runs.
+func (b *testbed) wantShares(what string, sp *proxy.ServicePort, by []netip.AddrPort, exact bool) {
 	b.Helper()
-	got, total := shares(by), 0
+	got, total := countByEndpoint(by), 0
 	for _, e := range sp.Cluster {
 		total += e.Share()
 	}
@@ -223,13 +220,13 @@ func (b *bed) fair(what string, sp *proxy.ServicePort, by []netip.AddrPort, exac
 		}
 	}
 	if len(got) > len(sp.Cluster) {
-		b.Errorf("%s: others answered: %v", what, slices.Collect(maps.Keys(got)))
+		b.Errorf("%s: unexpected endpoints answered: %v", what, slices.Collect(maps.Keys(got)))
 	}
 }
 
-// weights checks the shares of endpoints that count differently, and of those
-// that count the same and much.
-func (b *bed) weights(p proxy.Protocol, way proxy.Balancing) {
+// checkWeights checks the shares of endpoints with different weights, and with equal and large
+// weights.
+func (b *testbed) checkWeights(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	for _, weights := range [][endpoints]uint16{{1, 2, 3, 4}, {65535, 65535, 65535, 65535}} {
 		sp := b.row(2, p, way)
@@ -237,19 +234,19 @@ func (b *bed) weights(p proxy.Protocol, way proxy.Balancing) {
 			sp.Cluster[i].Weight = w
 		}
 		b.sync(sp)
-		b.fair(fmt.Sprintf("%v, weights %v", p, weights), sp, b.connect(sp, 0, b.callers(way)...), way == proxy.RoundRobin)
+		b.wantShares(fmt.Sprintf("%v, weights %v", p, weights), sp, b.connect(sp, 0, b.clientsFor(way)...), way == proxy.RoundRobin)
 	}
 }
 
-// steady checks that an endpoint that leaves takes few clients of others along.
-func (b *bed) steady() {
+// checkMaglevChange checks that removing an endpoint moves few clients of other endpoints.
+func (b *testbed) checkMaglevChange() {
 	b.Helper()
 	sp := b.row(3, proxy.TCP, proxy.Maglev)
 	b.sync(sp)
 	before := b.connect(sp, 0, b.clients()...)
 	less := b.row(3, proxy.TCP, proxy.Maglev)
 	gone := less.Cluster[1].Addr
-	less.Cluster[1] = less.Cluster[endpoints-1] // as slots are filled
+	less.Cluster[1] = less.Cluster[endpoints-1] // as the resolver fills slots
 	less.Cluster = less.Cluster[:endpoints-1]
 	b.must(b.lab.Node().Do(func() error {
 		return proxytest.Apply(b.Context(), b.dp, &proxy.Delta{Upserts: []proxy.Upsert{{Old: sp, New: less}}})
@@ -261,11 +258,11 @@ func (b *bed) steady() {
 		}
 	}
 	if moved > clients/5 {
-		b.Errorf("%d of %d clients moved that need not have", moved, clients)
+		b.Errorf("%d of %d clients of remaining endpoints moved", moved, clients)
 	}
 }
 
-func shares(by []netip.AddrPort) map[netip.AddrPort]int {
+func countByEndpoint(by []netip.AddrPort) map[netip.AddrPort]int {
 	share := map[netip.AddrPort]int{}
 	for _, a := range by {
 		share[a]++
@@ -273,15 +270,15 @@ func shares(by []netip.AddrPort) map[netip.AddrPort]int {
 	return share
 }
 
-// affinity checks that clients stay where they are, and that the way says where
-// each goes first.
-func (b *bed) affinity(p proxy.Protocol, way proxy.Balancing) {
+// checkAffinity checks that the method selects the first endpoint of a client, and that the client
+// stays there.
+func (b *testbed) checkAffinity(p proxy.Protocol, way proxy.Balancing) {
 	b.Helper()
 	sp := b.row(1, p, way)
 	sp.Affinity = time.Hour
 	b.sync(sp)
 	first := b.connect(sp, 0, b.clients()...)
-	b.fair(fmt.Sprintf("%v, affinity", p), sp, first, way == proxy.RoundRobin)
+	b.wantShares(fmt.Sprintf("%v, affinity", p), sp, first, way == proxy.RoundRobin)
 	for range 2 {
 		if again := b.connect(sp, 0, b.clients()...); !slices.Equal(first, again) {
 			b.Errorf("%v, affinity: clients went to %v, and then to %v", p, first, again)
@@ -289,9 +286,9 @@ func (b *bed) affinity(p proxy.Protocol, way proxy.Balancing) {
 	}
 }
 
-// turns checks that Services do not take each other's turns, neither those of
-// one number of endpoints nor after it has changed.
-func (b *bed) turns() {
+// checkTurns checks that Services have independent round-robin counters, also after the number of
+// endpoints has changed.
+func (b *testbed) checkTurns() {
 	b.Helper()
 	one, other := b.row(0, proxy.TCP, proxy.RoundRobin), b.row(1, proxy.TCP, proxy.RoundRobin)
 	b.sync(one, other)
@@ -301,12 +298,12 @@ func (b *bed) turns() {
 			by[i] = append(by[i], b.connect(sp, 0, b.client(0))...)
 		}
 	}
-	b.fair("in turns with another Service", one, by[0], true)
-	b.fair("in turns with another Service", other, by[1], true)
+	b.wantShares("in turns with another Service", one, by[0], true)
+	b.wantShares("in turns with another Service", other, by[1], true)
 	more := b.row(0, proxy.TCP, proxy.RoundRobin)
 	more.Cluster = append(more.Cluster, proxy.Endpoint{Addr: netip.AddrPortFrom(b.pods[endpoints], port), Local: true})
 	b.must(b.lab.Node().Do(func() error {
 		return proxytest.Apply(b.Context(), b.dp, &proxy.Delta{Upserts: []proxy.Upsert{{Old: one, New: more}}})
 	}))
-	b.fair("with one endpoint more", more, b.connect(more, 0, b.callers(proxy.RoundRobin)...), true)
+	b.wantShares("with one endpoint more", more, b.connect(more, 0, b.clientsFor(proxy.RoundRobin)...), true)
 }

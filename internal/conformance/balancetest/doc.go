@@ -1,8 +1,8 @@
-// Package balancetest checks with real packets how a dataplane spreads
-// connections over endpoints, for every way of choosing that its mode knows: each
-// in turn exactly, by the client's address always the same, by chance about
-// evenly, and with session affinity as it was.
+// Package balancetest checks with real packets how a dataplane distributes connections over
+// endpoints, for every method that its mode supports: round robin exactly in turn, source hash and
+// Maglev always the same endpoint for a client address, random about evenly, and session affinity
+// unchanged.
 //
-// The packet table says to whom a packet may go; this package says to whom how
-// often. It knows nothing of any way to program a kernel.
+// The packet table defines which endpoints a packet may reach; this package checks how often each
+// is reached. It knows nothing of any way to program a kernel.
 package balancetest

@@ -30,40 +30,40 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Modes are those whose histories are played.
+// Modes are the modes that run histories.
 var Modes = []string{"nftables", "iptables", "userspace", "ebpf"}
 
-// Source is where a daemon hears of objects.
+// Source provides objects to a daemon.
 type Source interface {
-	// Write makes a world's objects those that there are, in their order, and returns
-	// the world as it has become.
+	// Write replaces all objects with those of a world, in their order, and returns the world as
+	// the source has it.
 	Write(ctx context.Context, w *conformance.World) (*conformance.World, error)
 
-	// Flags tell a daemon where its objects are.
+	// Flags returns the flags that make a daemon read from the source.
 	Flags() []string
 
-	// Folder returns a folder with all objects as they are now.
+	// Folder returns a directory with manifests of all current objects.
 	Folder(ctx context.Context) (string, error)
 
-	// Troubles are what may befall the source.
-	Troubles() []conformance.Trouble
+	// Faults returns the faults that can be injected into the source.
+	Faults() []conformance.Fault
 
 	Close() error
 }
 
-// Settings say what is played.
+// Settings describe what is tested.
 type Settings struct {
 	Mode    string
-	Program string           // the daemon
-	Objects string           // where they come from, in words
-	Cgroups *traffic.Cgroups // that the process is in; nil: none
+	Program string           // path of the daemon
+	Objects string           // describes the source in results
+	Cgroups *traffic.Cgroups // that the process is in; nil means none
 	Open    func(node *lab.Host) (Source, error)
 }
 
-// Play says how many histories each mode plays. The library has flags for it, so it is
-// said once, before tests run side by side. They are the same ones each time, unless
-// -rapid.seed names others, as make soak does.
-func Play(t *testing.T, histories int) {
+// SetHistories sets how many histories each mode runs. They are flags of rapid, so a test calls
+// this once, before it starts parallel subtests. Histories are the same in each run, unless
+// -rapid.seed selects others, as make soak does.
+func SetHistories(t *testing.T, histories int) {
 	settings := map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"}
 	if flag.Lookup("rapid.seed").Value.String() == "0" {
 		settings["seed"] = "1"
@@ -75,60 +75,60 @@ func Play(t *testing.T, histories int) {
 	}
 }
 
-// Run plays histories in a mode, of up to 10 steps each, and records how long it took
-// after each trouble until everything was in force.
+// Run runs histories of up to 10 steps in a mode, and records how long it took after each fault
+// until everything was in force.
 func Run(t *testing.T, s Settings) {
 	c := conformance.RunChurn(t, s.dataplane(t), 10, 6)
 	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
 		reliability.Record(t, reliability.Result{
 			Fault: fault + " while objects change at random (" + s.Objects + ")", Mode: s.Mode,
 			Tried: len(c.Settled[fault]), Repairs: c.Settled[fault],
-			Note: fmt.Sprintf("of %d steps, each with the kernel compared with a fresh rendering; %d flows met what the oracle says", c.Steps, c.Flows),
+			Note: fmt.Sprintf("in %d steps, after each of which the kernel equalled a fresh rendering; %d flows had the oracle's result", c.Steps, c.Flows),
 		})
 	}
 }
 
-// RunThemes plays the packet table in a mode, by theme.
+// RunThemes runs the packet table in a mode, by theme.
 func RunThemes(t *testing.T, s Settings, told func(theme string, cases int)) {
 	conformance.RunThemes(t, s.dataplane(t), told)
 }
 
-// dataplane is what is played: a daemon.
+// dataplane returns the daemon as a Dataplane for package conformance.
 func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 	d := conformance.Dataplane{
-		Mode:   settingsOf(s.Mode),
+		Mode:   defaultsOf(s.Mode),
 		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
 	}
 	switch s.Mode {
 	case "ebpf":
 		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
 	case "userspace":
-		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "it relays no SCTP"}
-		d.Forgets = true
+		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "mode userspace does not relay SCTP"}
+		d.ForgetsClients = true
 	}
 	return d
 }
 
-// settingsOf is the mode whose default settings a mode has.
-func settingsOf(mode string) string {
+// defaultsOf returns the mode whose default settings a mode uses.
+func defaultsOf(mode string) string {
 	if mode == "iptables" {
 		return mode
 	}
 	return "nftables"
 }
 
-// daemon is a daemon on a node, and the source that it hears of objects by.
+// daemon is a daemon on a node and its source of objects.
 type daemon struct {
 	Source
-	mode    string
-	program string
-	node    *lab.Host
-	dir     string              // of its socket; its path is short, as the kernel wants it
-	places  []string            // where mode ebpf keeps its maps, which a rendering must know
-	wanted  *conformance.World  // what was written last
-	running *subprocess.Process // nil: none runs
-	flags   []string            // of the one that runs, beside those of its source
-	fence   int32
+	mode     string
+	program  string
+	node     *lab.Host
+	dir      string              // of its socket; short, because the path of a Unix socket is limited to 108 bytes
+	bpfFlags []string            // where mode ebpf keeps its maps; render needs them too
+	written  *conformance.World  // the last world passed to Write
+	process  *subprocess.Process // nil if none is running
+	flags    []string            // of the running process, without those of its source
+	fence    int32
 }
 
 func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
@@ -146,44 +146,44 @@ func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
 				t.Error(err)
 			}
 		})
-		d.places = []string{"--bpf-root", filepath.Join(bpf, "sluice")}
+		d.bpfFlags = []string{"--bpf-root", filepath.Join(bpf, "sluice")}
 	}
 	return d, err
 }
 
 func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.World, error) {
-	d.wanted = w
+	d.written = w
 	return d.Source.Write(ctx, w)
 }
 
-// Settle waits until the daemon has everything in force, and compares. What it
-// heard of is known when it has heard of a fence that was written after it: twice,
-// as a source that is read as a whole may be read while the first is written.
+// Settle waits until the daemon has everything in force, and compares the kernel. The daemon has
+// seen a world when it has seen a fence object written after it. The fence is written twice,
+// because a source that is read as a whole may be read while the first one is written.
 func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
-	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.places, w.Config.Flags(settingsOf(d.mode)))
+	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.bpfFlags, w.Config.Flags(defaultsOf(d.mode)))
 	err := d.start(flags)
 	for range 2 {
 		if err == nil {
-			err = d.passFence(ctx)
+			err = d.writeFence(ctx)
 		}
 	}
 	if err == nil {
 		err = d.compare(ctx)
 	}
-	if err != nil && d.running != nil {
-		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, lastLines(d.running.Log()))
+	if err != nil && d.process != nil {
+		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, lastLines(d.process.Log()))
 	}
 	return err
 }
 
-// start starts a daemon, unless one with these flags runs.
+// start starts a daemon, unless one with these flags is running.
 func (d *daemon) start(flags []string) (err error) {
-	if d.running != nil && slices.Equal(flags, d.flags) {
+	if d.process != nil && slices.Equal(flags, d.flags) {
 		return nil
 	}
-	if d.running != nil {
-		if code := d.running.End(unix.SIGTERM); code != 0 {
-			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.running.Log()))
+	if d.process != nil {
+		if code := d.process.End(unix.SIGTERM); code != 0 {
+			return fmt.Errorf("stop the daemon: exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.process.Log()))
 		}
 	}
 	args := slices.Concat(d.Flags(), flags, []string{"-v", "2", "--status-socket", d.socket()})
@@ -193,7 +193,7 @@ func (d *daemon) start(flags []string) (err error) {
 	d.flags = flags
 	cmd := exec.Command(d.program, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	d.running, err = subprocess.Start(cmd, d.node.Start)
+	d.process, err = subprocess.Start(cmd, d.node.Start)
 	return err
 }
 
@@ -204,20 +204,19 @@ func lastLines(log string) string {
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "s") }
 
-// passFence writes a fence and waits until it, and everything else, is in force.
-func (d *daemon) passFence(ctx context.Context) error {
+// writeFence writes a new fence and waits until it, and everything else, is in force.
+func (d *daemon) writeFence(ctx context.Context) error {
 	d.fence = d.fence%200 + 1
-	w := *d.wanted
+	w := *d.written
 	w.Services, w.Slices = append(slices.Clip(w.Services), d.fenceService()), append(slices.Clip(w.Slices), d.fenceSlice())
 	there, err := d.Source.Write(ctx, &w)
 	if err != nil {
 		return err
 	}
-	return d.await(ctx, func() error { return d.passed(ctx, there) })
+	return d.await(ctx, func() error { return d.checkFence(ctx, there) })
 }
 
-// fenceService and fenceSlice are an object of either kind that changes with each
-// fence.
+// fenceService and fenceSlice return the objects of the fence, which differ with each fence.
 func (d *daemon) fenceService() *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeClusterIP, ClusterIP: "172.30.9.254", ClusterIPs: []string{"172.30.9.254"},
@@ -236,9 +235,9 @@ func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// passed says what is not yet in force. An object that is missing may be believed to
-// be gone after a while only, so the number of Services must be right, too.
-func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
+// checkFence returns an error until the fence and the world are in force. A daemon may believe in
+// the deletion of an object only after a while, so the number of Services must match too.
+func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 	c := statusapi.AtSocket(d.socket())
 	var s statusapi.Service
 	if err := c.Get(ctx, statusapi.ServicesPath+"/random/zz-fence", nil, &s); err != nil {
@@ -246,34 +245,34 @@ func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
 	}
 	if len(s.Rows) != 1 || len(s.Rows[0].Frontends) != 1 || s.Rows[0].Frontends[0].Address != fmt.Sprintf("172.30.9.254:%d", d.fence) ||
 		len(s.Rows[0].Endpoints) != 1 || s.Rows[0].Endpoints[0].Address != fmt.Sprintf("10.250.1.1:%d", d.fence) {
-		return fmt.Errorf("not yet fence %d: %+v", d.fence, s.Rows)
+		return fmt.Errorf("fence %d is not in force: %+v", d.fence, s.Rows)
 	}
 	var n statusapi.Node
 	if err := c.Get(ctx, statusapi.NodePath, nil, &n); err != nil {
 		return err
 	}
-	for _, a := range []string{"172.30.200.1", "fd00:172:30::50"} { // which Services are not given, but some ranges have
+	for _, a := range []string{"172.30.200.1", "fd00:172:30::50"} { // no Service has them, but some Service CIDRs contain them
 		var e statusapi.Explanation
 		to := netip.AddrPortFrom(netip.MustParseAddr(a), 9)
 		if err := c.Get(ctx, statusapi.ExplainPath, url.Values{"to": {to.String()}}, &e); err != nil {
 			return err
 		}
-		if ranged := e.Verdict != "untouched"; ranged != w.Ranged(to.Addr()) {
-			return fmt.Errorf("not yet the ranges %v: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
+		if ranged := e.Verdict != "untouched"; ranged != w.InServiceCIDRs(to.Addr()) {
+			return fmt.Errorf("Service CIDRs %v are not in force: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
 		}
 	}
 	if !n.InForce() || n.Counts.Services != w.Served() || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {
-		return fmt.Errorf("not in force, of %d Services, in zone %q: %+v", w.Served(), w.NodeLabels[v1.LabelTopologyZone], n)
+		return fmt.Errorf("%d Services in zone %q are not in force: %+v", w.Served(), w.NodeLabels[v1.LabelTopologyZone], n)
 	}
 	return nil
 }
 
-// patience is how long a daemon may take until everything is in force. One that has
-// lost its API server for a while asks again after as much as a minute.
-const patience = 90 * time.Second
+// settleTimeout is how long a daemon may take until everything is in force. One that has lost its
+// API server retries after up to a minute.
+const settleTimeout = 90 * time.Second
 
 func (d *daemon) await(ctx context.Context, wrong func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(patience))
+	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(settleTimeout))
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -285,17 +284,17 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("what was written is not in force: %w", err)
-		case <-d.running.Done:
-			return errors.New("the daemon has ended by itself")
+		case <-d.process.Done:
+			return errors.New("the daemon has exited")
 		case <-tick.C:
 		}
 	}
 }
 
 func (d *daemon) Kill() error {
-	if d.running != nil {
-		d.running.End(unix.SIGKILL)
-		d.running = nil
+	if d.process != nil {
+		d.process.End(unix.SIGKILL)
+		d.process = nil
 	}
 	return nil
 }

@@ -12,8 +12,9 @@ import (
 	"sluice/internal/conformance/traffic"
 )
 
-// compare compares what the kernel has with the source's objects. A slice whose file is
-// missing is believed to be gone after a moment only, and nobody tells how many there are.
+// compare compares the kernel with the source's objects. It retries for a second, because a daemon
+// believes in the deletion of a slice's file only after a moment, and reports no number of slices
+// to wait for.
 func (d *daemon) compare(ctx context.Context) error {
 	folder, err := d.Folder(ctx)
 	if err != nil {
@@ -27,8 +28,9 @@ func (d *daemon) compare(ctx context.Context) error {
 	}
 }
 
-// Compare has what a new daemon with these flags would make be compared with what the
-// kernel has. Chains and elements may be listed twice or not at all while they change.
+// Compare compares the kernel with what a new daemon with these flags would write. It tries three
+// times, because chains and elements that change while they are listed may be listed twice or not
+// at all.
 func Compare(ctx context.Context, node *lab.Host, program string, flags ...string) (err error) {
 	var text strings.Builder
 	for range 3 {
@@ -38,27 +40,25 @@ func Compare(ctx context.Context, node *lab.Host, program string, flags ...strin
 		if err = node.Start(cmd); err != nil {
 			return err
 		}
-		if err = cmd.Wait(); err == nil || sameButOrder(text.String()) {
+		if err = cmd.Wait(); err == nil || differOnlyInOrder(text.String()) {
 			return nil
 		}
 	}
-	return fmt.Errorf("the kernel is not as a new daemon would make it: %w\n%s", err, text.String())
+	return fmt.Errorf("the kernel differs from what a new daemon would write: %w\n%s", err, text.String())
 }
 
-// order is what says at which place an endpoint is among those of its Service, in
-// rules of iptables, keys of nftables and entries of maps. A restart puts endpoints in
-// order.
-var order = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
+// slotPattern matches the slot of an endpoint in iptables rules, nftables keys and map entries. A
+// restart assigns new slots.
+var slotPattern = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
 
-// sameButOrder reports whether what is there and what is missing is the same, but
-// for its order.
-func sameButOrder(diff string) bool {
+// differOnlyInOrder reports whether the lines of a diff cancel out but for the slots of endpoints.
+func differOnlyInOrder(diff string) bool {
 	n := map[string]int{}
 	for line := range strings.Lines(diff) {
 		if rule, ok := strings.CutPrefix(line, "+ "); ok {
-			n[order.ReplaceAllString(rule, "")]++
+			n[slotPattern.ReplaceAllString(rule, "")]++
 		} else if rule, ok := strings.CutPrefix(line, "- "); ok {
-			n[order.ReplaceAllString(rule, "")]--
+			n[slotPattern.ReplaceAllString(rule, "")]--
 		}
 	}
 	for _, left := range n {

@@ -1,4 +1,3 @@
-// Package churn plays random histories with a whole daemon, wherever it hears of
-// objects. It knows how a daemon is started, killed and asked whether it has heard of
-// everything; where objects come from is the Source's.
+// Package churn runs random histories with a whole daemon. It knows how to start and kill a daemon
+// and how to ask whether it has seen everything; a Source provides the objects.
 package churn

@@ -12,43 +12,42 @@ const (
 	Transit = "transit" // to the other nodes
 )
 
-// Config says what a lab's node is like. The zero value is the node of the packet table.
+// Config describes the node of a lab. The zero value is the node of the packet table.
 type Config struct {
-	NodeAddrs    []netip.Addr // on the uplink, the primary ones first
+	NodeAddrs    []netip.Addr // on the uplink, primary addresses first
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
 
-	// Bridged says that the node's pods share a subnet and reach each other over the
-	// bridge without the node as their router, as with CNI plugins that use a bridge.
-	// BridgeNetfilter says that bridges pass packets to netfilter (br_netfilter), as on
-	// most nodes that have such plugins.
+	// Bridged says that the node's pods share a subnet and reach each other over the bridge
+	// without the node as their router, as with CNI plugins that use a bridge. BridgeNetfilter says
+	// that bridges pass packets to netfilter (br_netfilter), as on most nodes with such plugins.
 	Bridged, BridgeNetfilter bool
 
-	// Cgroup is the folder of the cgroup that the sockets of the node and its pods are
-	// in. A pod's namespace keeps its addresses then, also as another pod.
+	// Cgroup is the directory of the cgroup of all sockets of the node and its pods. If it is set,
+	// a namespace is reused only for a pod with the same addresses.
 	Cgroup string
 }
 
-// Default fills in what is missing.
+// Default returns the configuration with defaults for empty fields.
 func (c Config) Default() Config {
 	return Config{
 		Bridged: c.Bridged, BridgeNetfilter: c.BridgeNetfilter,
 		Cgroup:       c.Cgroup,
-		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
-		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
-		TransitAddrs: or(c.TransitAddrs, "100.64.0.1", "fd64::1"),
+		NodeAddrs:    orDefault(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
+		BridgeAddrs:  orDefault(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
+		TransitAddrs: orDefault(c.TransitAddrs, "100.64.0.1", "fd64::1"),
 	}
 }
 
-// LocalAddrs returns every address of the node, loopback included.
+// LocalAddrs returns all addresses of the node, including loopback.
 func (c Config) LocalAddrs() []netip.Addr {
 	c = c.Default()
-	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, or(nil, "127.0.0.1", "::1"))
+	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, orDefault(nil, "127.0.0.1", "::1"))
 }
 
 // bridgePrefixes returns the addresses of the bridge, with the subnet that pods share.
 func (c Config) bridgePrefixes() []netip.Prefix {
-	out := singles(c.BridgeAddrs)
+	out := hostPrefixes(c.BridgeAddrs)
 	for i, p := range out {
 		if c.Bridged {
 			out[i] = netip.PrefixFrom(p.Addr(), p.Bits()/4) // 10.0.0.0/8, fd00:10::/32
@@ -57,7 +56,7 @@ func (c Config) bridgePrefixes() []netip.Prefix {
 	return out
 }
 
-func or(addrs []netip.Addr, texts ...string) []netip.Addr {
+func orDefault(addrs []netip.Addr, texts ...string) []netip.Addr {
 	if addrs == nil {
 		for _, t := range texts {
 			addrs = append(addrs, netip.MustParseAddr(t))

@@ -24,23 +24,23 @@ import (
 // Host is one network namespace of a lab.
 type Host struct {
 	*traffic.Namespace
-	Addrs []netip.Addr // the addresses it was given, without those of its links
+	Addrs []netip.Addr // of the pod or node
 
 	nl       *netlink.Handle
 	lo, eth0 netlink.Link
-	bridge   netlink.Link     // of the node, that a pod hangs on
-	mac      net.HardwareAddr // of its eth0; the node's hosts see it as this
+	bridge   netlink.Link     // the node's bridge that a pod is attached to
+	mac      net.HardwareAddr // of its eth0
 }
 
-// gateways are the addresses under which every host knows its neighbour. They are
-// on no link: a permanent neighbour entry says where they are.
+// gateways are the addresses that every host uses for its only neighbour. They are on no link;
+// permanent neighbour entries resolve them.
 var gateways = [...]netip.Addr{
 	proxy.IPv4: netip.AddrFrom4([4]byte{169, 254, 1, 1}),
 	proxy.IPv6: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1}),
 }
 
-// newHost makes an empty network namespace. It is predictable: no address
-// detection, no filtering by reverse path, no limits on the errors it sends.
+// newHost creates an empty network namespace with predictable behaviour: no duplicate address
+// detection, no reverse path filter, no rate limits for ICMP errors.
 func newHost(name string, p *traffic.Ports) (*Host, error) {
 	ns, err := traffic.New(name, p)
 	if err != nil {
@@ -74,38 +74,37 @@ func (h *Host) close() error {
 	return h.Namespace.Close()
 }
 
-// Bind puts addresses on the host's loopback link, as a load balancer's
-// addresses are on some nodes.
+// Bind adds addresses to the loopback link, as load-balancer addresses are on some nodes.
 func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs...) }
 
 func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
 
-// Source returns the address that the host's kernel chooses for a socket that is not
-// bound and sends to an address.
+// Source returns the address that the kernel chooses for an unbound socket that sends to an
+// address.
 func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
 	routes, err := h.nl.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return netip.Addr{}, h.failed(cmp.Or(err, fs.ErrNotExist), "look up the route to %v", to)
+		return netip.Addr{}, h.wrap(cmp.Or(err, fs.ErrNotExist), "look up the route to %v", to)
 	}
 	src, _ := netip.AddrFromSlice(routes[0].Src)
 	return src.Unmap(), nil
 }
 
 func (h *Host) FlushConntrack() error {
-	return h.failed(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
+	return h.wrap(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
 }
 
-// failed says what could not be done to the host.
-func (h *Host) failed(err error, format string, args ...any) error {
+// wrap adds the host and the action to an error; nil stays nil.
+func (h *Host) wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// forward makes the host a router. The parameter says whether its bridges pass packets
-// to netfilter; those of a kernel without br_netfilter never do.
-func (h *Host) forward(bridgeNetfilter bool) error {
+// enableForwarding makes the host a router. The parameter says whether its bridges pass packets to
+// netfilter; those of a kernel without br_netfilter never do.
+func (h *Host) enableForwarding(bridgeNetfilter bool) error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
@@ -123,7 +122,7 @@ func (h *Host) sysctl(settings ...string) error {
 		for _, s := range settings {
 			path, value, _ := strings.Cut(s, "=")
 			if err := os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0); err != nil {
-				return h.failed(err, "set %s", path)
+				return h.wrap(err, "set %s", path)
 			}
 		}
 		return nil
@@ -135,24 +134,24 @@ func (h *Host) linkUp(name string) (netlink.Link, error) {
 	if err == nil {
 		err = h.nl.LinkSetUp(link)
 	}
-	return link, h.failed(err, "set link %s up", name)
+	return link, h.wrap(err, "set link %s up", name)
 }
 
-// addBridge makes a bridge with addresses of its own.
+// addBridge adds a bridge with its own addresses.
 func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Prefix) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
 	b := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: new(false)}
 	if err := h.nl.LinkAdd(b); err != nil {
-		return nil, h.failed(err, "add bridge %s", name)
+		return nil, h.wrap(err, "add bridge %s", name)
 	}
 	_, err := h.linkUp(name)
 	return b, errors.Join(err, h.addPrefixes(b, addrs...))
 }
 
-// plug lays a cable to another host, where it is eth0, and sets both ends up.
-// This end may be a bridge's port.
-func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
+// addVeth connects the host to the eth0 of another host and sets both ends up. This end becomes a
+// port of the bridge, if one is given.
+func (h *Host) addVeth(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
 	if bridge != nil {
@@ -163,7 +162,7 @@ func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer
 		PeerHardwareAddr: peer.mac, PeerNamespace: netlink.NsFd(peer.Handle),
 	})
 	if err != nil {
-		return nil, h.failed(err, "add link %s to %s", name, peer.Name)
+		return nil, h.wrap(err, "add link %s to %s", name, peer.Name)
 	}
 	link, err := h.linkUp(name)
 	if err != nil {
@@ -179,90 +178,90 @@ func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer
 	return link, err
 }
 
-// waitUp waits until a link carries packets: the kernel notices the carrier of
-// a new cable a little later, and drops what is sent before.
+// waitUp waits until a link carries packets: the kernel notices the carrier of a new link a little
+// later, and drops what is sent before.
 func (h *Host) waitUp(name string) error {
-	return h.await("the carrier of "+name, func() bool {
+	return h.waitFor("the carrier of "+name, func() bool {
 		link, err := h.nl.LinkByName(name)
 		return err == nil && link.Attrs().OperState == netlink.OperUp
 	})
 }
 
-// await asks until the answer is yes, for some seconds.
-func (h *Host) await(what string, ready func() bool) error {
+// waitFor polls until ready returns true, for up to 5 seconds.
+func (h *Host) waitFor(what string, ready func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); !ready(); <-tick.C {
 		if time.Now().After(end) {
-			return h.failed(context.DeadlineExceeded, "wait for %s", what)
+			return h.wrap(context.DeadlineExceeded, "wait for %s", what)
 		}
 	}
 	return nil
 }
 
-// defaultRoutes sends everything the host has to say out of eth0, to a neighbour.
+// defaultRoutes routes everything to the neighbour behind eth0.
 func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 	var errs []error
 	for _, f := range proxy.Families {
-		errs = append(errs, h.neighbour(h.eth0, gateways[f], mac), h.route(h.eth0, everything(f), gateways[f]))
+		errs = append(errs, h.addNeighbour(h.eth0, gateways[f], mac), h.addRoute(h.eth0, defaultDst(f), gateways[f]))
 	}
 	return errors.Join(errs...)
 }
 
-// everything is the default route's destination.
-func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
+// defaultDst returns the destination of the default route.
+func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-func singles(addrs []netip.Addr) (out []netip.Prefix) {
+func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
 	for _, a := range addrs {
-		out = append(out, single(a))
+		out = append(out, hostPrefix(a))
 	}
 	return out
 }
 
-// route adds or replaces a route; an invalid gateway means that the destination is on the link.
-func (h *Host) route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
+// addRoute adds or replaces a route. An invalid gateway means that the destination is on the link.
+func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
 	if via.IsValid() {
 		r.Gw, r.Flags, r.Scope = via.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	}
-	return h.failed(h.nl.RouteReplace(r), "route %v over %s", to, link.Attrs().Name)
+	return h.wrap(h.nl.RouteReplace(r), "route %v over %s", to, link.Attrs().Name)
 }
 
-func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
-	// The scope NOWHERE stands for any.
+func (h *Host) removeRoute(link netlink.Link, to netip.Prefix) error {
+	// RT_SCOPE_NOWHERE matches any scope.
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
-	return h.failed(h.nl.RouteDel(r), "remove route %v", to)
+	return h.wrap(h.nl.RouteDel(r), "remove route %v", to)
 }
 
 // SharesBridge reports whether two pods are on one bridge.
 func (h *Host) SharesBridge(o *Host) bool { return h.bridge != nil && h.bridge == o.bridge }
 
-// reach lets the host send to another one on the same link without a router.
-func (h *Host) reach(o *Host) (err error) {
+// addDirectRoutes lets the host send to another one on the same link without a router.
+func (h *Host) addDirectRoutes(o *Host) (err error) {
 	for _, a := range o.Addrs {
-		err = errors.Join(err, h.neighbour(h.eth0, a, o.mac), h.route(h.eth0, single(a), netip.Addr{}))
+		err = errors.Join(err, h.addNeighbour(h.eth0, a, o.mac), h.addRoute(h.eth0, hostPrefix(a), netip.Addr{}))
 	}
 	return err
 }
 
-// unreach undoes reach.
-func (h *Host) unreach(o *Host) (err error) {
+// removeDirectRoutes undoes addDirectRoutes.
+func (h *Host) removeDirectRoutes(o *Host) (err error) {
 	for _, a := range o.Addrs {
-		err = errors.Join(err, h.unroute(h.eth0, single(a)))
+		err = errors.Join(err, h.removeRoute(h.eth0, hostPrefix(a)))
 	}
 	return err
 }
 
-// neighbour says where an address is, so that nobody has to ask.
-func (h *Host) neighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
+// addNeighbour adds a permanent neighbour entry, so that no ARP or NDP is needed.
+func (h *Host) addNeighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
 	n := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
-	return h.failed(h.nl.NeighSet(n), "set neighbour %v", a)
+	return h.wrap(h.nl.NeighSet(n), "set neighbour %v", a)
 }
 
 func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
-	return h.addPrefixes(link, singles(addrs)...)
+	return h.addPrefixes(link, hostPrefixes(addrs)...)
 }
 
 // addPrefixes adds addresses with their subnets. It adds no routes to the subnets: those to
@@ -274,16 +273,16 @@ func (h *Host) addPrefixes(link netlink.Link, prefixes ...netip.Prefix) error {
 		if p.Addr().Is6() {
 			addr.Flags |= unix.IFA_F_NODAD
 		}
-		errs = append(errs, h.failed(h.nl.AddrReplace(link, addr), "add %v to %s", p, link.Attrs().Name))
+		errs = append(errs, h.wrap(h.nl.AddrReplace(link, addr), "add %v to %s", p, link.Attrs().Name))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// The kernel makes the route of a new IPv6 address a little later, and only
-	// then receives packets for it.
+	// The kernel adds the local route of a new IPv6 address a little later, and only then receives
+	// packets for it.
 	for _, p := range prefixes {
 		a := p.Addr()
-		errs = append(errs, h.await(a.String(), func() bool {
+		errs = append(errs, h.waitFor(a.String(), func() bool {
 			routes, err := h.nl.RouteGet(a.AsSlice())
 			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 		}))
@@ -294,26 +293,26 @@ func (h *Host) addPrefixes(link netlink.Link, prefixes ...netip.Prefix) error {
 func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	var errs []error
 	for _, a := range addrs {
-		err := h.nl.AddrDel(link, &netlink.Addr{IPNet: ipNet(single(a))})
-		errs = append(errs, h.failed(err, "remove %v from %s", a, link.Attrs().Name))
+		err := h.nl.AddrDel(link, &netlink.Addr{IPNet: ipNet(hostPrefix(a))})
+		errs = append(errs, h.wrap(err, "remove %v from %s", a, link.Attrs().Name))
 	}
 	return errors.Join(errs...)
 }
 
-// answerForAll makes every address the host's own, while what it sends itself
-// still goes to the node: only what comes in is looked up among its own.
-func (h *Host) answerForAll() error {
-	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 asks the routes
+// acceptAllAddrs makes every address local to packets that arrive on eth0. What the host itself
+// sends still goes to the node, because the local table is not consulted for it.
+func (h *Host) acceptAllAddrs() error {
+	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 needs only the local route
 	for _, f := range proxy.Families {
 		r := &netlink.Route{
-			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(everything(f)),
+			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(defaultDst(f)),
 			Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		}
 		rule := netlink.NewRule()
 		rule.Family, rule.Table, rule.Priority = nl.GetIPFamily(f.Unspecified().AsSlice()), unix.RT_TABLE_LOCAL, 0
-		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleDel(rule), "remove rule"))
+		errs = append(errs, h.wrap(h.nl.RouteReplace(r), "add local route"), h.wrap(h.nl.RuleDel(rule), "remove rule"))
 		rule.IifName, rule.Priority = "eth0", 100
-		errs = append(errs, h.failed(h.nl.RuleAdd(rule), "add rule"))
+		errs = append(errs, h.wrap(h.nl.RuleAdd(rule), "add rule"))
 	}
 	return errors.Join(errs...)
 }

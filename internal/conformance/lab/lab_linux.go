@@ -15,20 +15,20 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Lab is one node, its pods, those of other nodes and the outside. Its methods are
-// called by one goroutine at a time; those of its hosts by any.
+// Lab is a node, its pods, pods of other nodes, and the outside. Its methods must not be called
+// concurrently; those of its hosts may be.
 type Lab struct {
-	cfg     Config
-	ports   *traffic.Ports
-	node    *Host
-	outside *Host
-	cni0    netlink.Link
-	transit netlink.Link
-	parked  []*Host // pods without an address, to be used again
-	hosts   []*Host
+	cfg      Config
+	ports    *traffic.Ports
+	node     *Host
+	outside  *Host
+	cni0     netlink.Link
+	transit  netlink.Link
+	idlePods []*Host // removed pods, without addresses, for reuse
+	hosts    []*Host
 }
 
-// New makes a lab with a node and an outside and no pods.
+// New creates a lab with a node and the outside, without pods.
 func New(c Config) (*Lab, error) {
 	l := &Lab{cfg: c.Default(), ports: &traffic.Ports{}}
 	if err := l.build(); err != nil {
@@ -38,33 +38,33 @@ func New(c Config) (*Lab, error) {
 }
 
 func (l *Lab) build() (err error) {
-	if l.node, err = l.host("node"); err != nil {
+	if l.node, err = l.addHost("node"); err != nil {
 		return err
 	}
-	if l.outside, err = l.host("outside"); err != nil {
+	if l.outside, err = l.addHost("outside"); err != nil {
 		return err
 	}
 	l.node.Addrs, l.node.Cgroup = l.cfg.LocalAddrs(), l.cfg.Cgroup
 	if l.cni0, err = l.node.addBridge(Bridge, mac(1, 0), l.cfg.bridgePrefixes()); err != nil {
 		return err
 	}
-	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), singles(l.cfg.TransitAddrs)); err != nil {
+	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), hostPrefixes(l.cfg.TransitAddrs)); err != nil {
 		return err
 	}
-	if l.node.eth0, err = l.node.plug(Uplink, mac(3, 0), nil, l.outside); err != nil {
+	if l.node.eth0, err = l.node.addVeth(Uplink, mac(3, 0), nil, l.outside); err != nil {
 		return err
 	}
 	return errors.Join(
-		l.node.forward(l.cfg.BridgeNetfilter),
+		l.node.enableForwarding(l.cfg.BridgeNetfilter),
 		l.node.addAddrs(l.node.eth0, l.cfg.NodeAddrs...),
 		l.node.defaultRoutes(l.outside.mac),
 		l.outside.defaultRoutes(mac(3, 0)),
-		l.outside.answerForAll(),
+		l.outside.acceptAllAddrs(),
 	)
 }
 
-// host makes a host that Close will remove.
-func (l *Lab) host(name string) (*Host, error) {
+// addHost creates a host that Close will remove.
+func (l *Lab) addHost(name string) (*Host, error) {
 	h, err := newHost(name, l.ports)
 	if err != nil {
 		return nil, err
@@ -74,16 +74,16 @@ func (l *Lab) host(name string) (*Host, error) {
 	return h, nil
 }
 
-// mac returns an address that is unique within a lab.
+// mac returns a hardware address that is unique within the lab.
 func mac(kind byte, n int) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, kind, byte(n >> 8), byte(n)}
 }
 
-// Node is the host that the proxy under test runs on.
+// Node returns the host that the proxy under test runs on.
 func (l *Lab) Node() *Host { return l.node }
 
-// Outside is the node's default gateway. Any address may be spoken from there,
-// and what the node sends to an address that is nowhere else arrives there.
+// Outside returns the node's default gateway. It can send from any address, and receives what the
+// node sends to addresses that no other host has.
 func (l *Lab) Outside() *Host { return l.outside }
 
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
@@ -101,13 +101,13 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 		h.Name, h.Addrs = name, slices.Clone(addrs)
 		err = h.addAddrs(h.eth0, addrs...)
 		for _, a := range addrs {
-			err = errors.Join(err, l.node.neighbour(bridge, a, h.mac), l.node.route(bridge, single(a), netip.Addr{}))
+			err = errors.Join(err, l.node.addNeighbour(bridge, a, h.mac), l.node.addRoute(bridge, hostPrefix(a), netip.Addr{}))
 		}
-		// The kernel forgets a link's routes with its last address, so they are
-		// written again for each pod.
+		// The kernel removes the routes of a link with its last address, so they are added again
+		// for each pod.
 		err = errors.Join(err, h.defaultRoutes(bridge.Attrs().HardwareAddr))
 		for o := range l.bridgedTo(h) {
-			err = errors.Join(err, h.reach(o), o.reach(h))
+			err = errors.Join(err, h.addDirectRoutes(o), o.addDirectRoutes(h))
 		}
 	}
 	if err != nil {
@@ -116,18 +116,19 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 	return h, nil
 }
 
-// podHost returns a host without addresses that hangs on a bridge, one that was
-// used before if there is any. Who knows a socket's namespace takes it to be one pod's.
+// podHost returns a host without addresses behind a bridge, a reused one if possible. With a
+// cgroup, only a host with the same former addresses is reused, because the dataplane may remember
+// the pod by the socket's namespace.
 func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 	fits := func(h *Host) bool {
 		return h.bridge == bridge && (h.Cgroup == "" || slices.Equal(h.Addrs, addrs))
 	}
-	if i := slices.IndexFunc(l.parked, fits); i >= 0 {
-		h := l.parked[i]
-		l.parked = slices.Delete(l.parked, i, i+1)
+	if i := slices.IndexFunc(l.idlePods, fits); i >= 0 {
+		h := l.idlePods[i]
+		l.idlePods = slices.Delete(l.idlePods, i, i+1)
 		return h, nil
 	}
-	h, err := l.host("pod")
+	h, err := l.addHost("pod")
 	if err != nil {
 		return nil, err
 	}
@@ -135,9 +136,9 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 		h.Cgroup = l.cfg.Cgroup
 	}
 	n := len(l.hosts)
-	port, err := l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
+	port, err := l.node.addVeth(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
 	if err == nil && l.cfg.Bridged { // so that a pod reaches itself through a Service
-		err = l.node.failed(l.node.nl.LinkSetHairpin(port, true), "set hairpin mode of %s", port.Attrs().Name)
+		err = l.node.wrap(l.node.nl.LinkSetHairpin(port, true), "set hairpin mode of %s", port.Attrs().Name)
 	}
 	return h, err
 }
@@ -146,25 +147,25 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 func (l *Lab) bridgedTo(h *Host) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
 		for _, o := range l.hosts {
-			if l.cfg.Bridged && h.bridge == l.cni0 && o.bridge == l.cni0 && o != h && !slices.Contains(l.parked, o) && !yield(o) {
+			if l.cfg.Bridged && h.bridge == l.cni0 && h.SharesBridge(o) && o != h && !slices.Contains(l.idlePods, o) && !yield(o) {
 				return
 			}
 		}
 	}
 }
 
-// RemovePod takes a pod's addresses away. The host may serve as another pod
-// later and must not be used any more.
+// RemovePod removes the addresses and routes of a pod. The caller must not use the host any more; a
+// later pod may reuse it.
 func (l *Lab) RemovePod(h *Host) error {
 	var errs []error
 	for o := range l.bridgedTo(h) {
-		errs = append(errs, h.unreach(o), o.unreach(h))
+		errs = append(errs, h.removeDirectRoutes(o), o.removeDirectRoutes(h))
 	}
 	errs = append(errs, h.removeAddrs(h.eth0, h.Addrs...))
 	for _, a := range h.Addrs {
-		errs = append(errs, l.node.unroute(h.bridge, single(a)))
+		errs = append(errs, l.node.removeRoute(h.bridge, hostPrefix(a)))
 	}
-	l.parked = append(l.parked, h)
+	l.idlePods = append(l.idlePods, h)
 	return errors.Join(errs...)
 }
 
@@ -177,8 +178,8 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Refresh makes sure that many connections can be opened before a source port
-// comes around again: the node forgets its connections when the ports run out.
+// Refresh ensures that many connections can be opened before a source port is used again. When the
+// ports run out, they start again and the node's conntrack table is flushed.
 func (l *Lab) Refresh() error {
 	if !l.ports.Restart() {
 		return nil
@@ -186,9 +187,8 @@ func (l *Lab) Refresh() error {
 	return l.node.FlushConntrack()
 }
 
-// Supports returns an error that says what the node's kernel lacks for sending
-// a protocol through address translation, or nil. A kernel that has not
-// started to track connections yet is taken to be able to.
+// Supports returns an error, which is ErrUntried, if the node's kernel cannot translate the
+// addresses of a protocol. If the kernel tracks no connections yet, support is assumed.
 func (l *Lab) Supports(p proxy.Protocol) error {
 	if p != proxy.SCTP {
 		return nil
@@ -199,22 +199,22 @@ func (l *Lab) Supports(p proxy.Protocol) error {
 		if _, err := os.Stat(settings + "sctp_timeout_established"); err == nil || idle != nil {
 			return nil
 		}
-		return fmt.Errorf("the kernel cannot track SCTP (CONFIG_NF_CT_PROTO_SCTP): %w", ErrUntried)
+		return fmt.Errorf("the kernel cannot track SCTP, set CONFIG_NF_CT_PROTO_SCTP: %w", ErrUntried)
 	})
 }
 
-// ErrUntried is that something cannot be tried here. No error number of the kernel is
-// one, unlike errors.ErrUnsupported.
+// ErrUntried says that something cannot be tried on this machine. Unlike errors.ErrUnsupported, no
+// errno of the kernel matches it.
 var ErrUntried = errors.New("not tried")
 
-// Test is what Require needs of a testing.TB: a lab is not for tests alone.
+// Test is the part of testing.TB that Require needs. Programs that are not tests implement it too.
 type Test interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// Require ends a test that needs a lab where none can be made. It fails rather
-// than skips: a kernel test that did not run has proven nothing.
+// Require fails the test if no lab can be created. It does not skip: a kernel test that did not run
+// has proven nothing.
 func Require(tb Test) {
 	tb.Helper()
 	if os.Geteuid() != 0 {

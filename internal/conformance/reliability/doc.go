@@ -1,3 +1,3 @@
-// Package reliability is how a test of a fault tells what it saw, and how that is
-// read out of the test's output again, for docs/reliability.md.
+// Package reliability writes the result of a fault test into the test's output and reads it back,
+// for docs/reliability.md.
 package reliability

@@ -9,29 +9,28 @@ import (
 	"time"
 )
 
-// Result is what became of a fault in one mode on one kernel.
+// Result is the result of one fault in one mode on one kernel.
 type Result struct {
-	Fault string // as an operator would say it
+	Fault string // in an operator's words
 	Mode  string
-	Tried int // how often the fault was done
+	Tried int // how often the fault was injected
 
-	// Requests is what was sent meanwhile, connections or datagrams. Failed is
-	// how many were not answered, Misdirected how many by an endpoint that was
-	// never right while they ran.
+	// Requests is how many connections or datagrams were sent meanwhile. Failed were not answered;
+	// Misdirected were answered by an endpoint that was at no time a correct one.
 	Requests, Failed, Misdirected int
 
-	Repairs []time.Duration // from each fault until all was right again
-	Note    string          // why a figure is not zero, or what else was seen
+	Repairs []time.Duration // from each fault until everything was correct again
+	Note    string          // why a figure is not zero, or what else was observed
 
 	Kernel string // major and minor version, written by Record
 
-	// Kubernetes is the version of the API server. If it is told, the fault is
-	// none but a theme of the packet table, played with objects of that server.
+	// Kubernetes is the version of the API server. If it is set, the result is no fault but a theme
+	// of the packet table, run with objects of that API server.
 	Kubernetes string `json:",omitempty"`
 }
 
-// mark begins a result in a test's output.
-const mark = "reliability: "
+// prefix starts a result in the output of a test.
+const prefix = "reliability: "
 
 func Record(t testing.TB, r Result) {
 	t.Helper()
@@ -40,10 +39,10 @@ func Record(t testing.TB, r Result) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log(mark + string(text))
+	t.Log(prefix + string(text))
 }
 
-// version is a kernel's major and minor version.
+// version matches a kernel's major and minor version.
 var version = regexp.MustCompile(`^\d+\.\d+`)
 
 func kernel(t testing.TB) string {
@@ -55,8 +54,8 @@ func kernel(t testing.TB) string {
 	return version.FindString(string(release))
 }
 
-// line is a line of go test -v that has a result.
-var line = regexp.MustCompile(`^ +\S+\.go:\d+: ` + mark + `(.*)`)
+// line matches a result in the output of go test -v.
+var line = regexp.MustCompile(`^ +\S+\.go:\d+: ` + prefix + `(.*)`)
 
 // Read returns the results in the output of go test -v.
 func Read(output string) (results []Result, err error) {

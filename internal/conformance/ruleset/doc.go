@@ -1,6 +1,4 @@
-// Package ruleset writes down all that a host does with packets, so that tests
-// can tell whether anything of it has changed: nf_tables, both variants of
-// iptables, IP sets, links and addresses.
-//
-// It knows nothing of who made what.
+// Package ruleset dumps everything that determines what a host does with packets, so that tests can
+// detect any change: nf_tables, both variants of iptables, IP sets, links and addresses. It does
+// not know who created what.
 package ruleset

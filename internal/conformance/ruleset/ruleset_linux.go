@@ -10,25 +10,24 @@ import (
 	"sluice/internal/conformance/lab"
 )
 
-// sections are what programs say of a host.
+// sections are the commands whose output makes up a dump.
 var sections = []struct {
 	command string
 	tidy    func(string) string
 }{
-	{"nft -s list ruleset", tidyTables},
-	{"iptables-nft-save", tidySaved},
-	{"ip6tables-nft-save", tidySaved},
-	{"iptables-legacy-save", tidySaved},
-	{"ip6tables-legacy-save", tidySaved},
+	{"nft -s list ruleset", normalizeNft},
+	{"iptables-nft-save", normalizeSave},
+	{"ip6tables-nft-save", normalizeSave},
+	{"iptables-legacy-save", normalizeSave},
+	{"ip6tables-legacy-save", normalizeSave},
 	{"ipset save", strings.Clone},
 	{"ip -brief address show", strings.Clone},
 	{"ip -brief link show", strings.Clone},
 }
 
-// Of returns what a host does with packets. Counters are left out, and so is
-// what use of iptables makes by itself and no program can take away again: a
-// built-in chain of iptables without a rule that accepts everything, and a table
-// of iptables without anything else, are as good as none.
+// Of returns the dump of a host. It omits counters, and what any use of iptables creates and no
+// program can remove again: built-in chains without rules that accept everything, and iptables
+// tables without anything else.
 func Of(h *lab.Host) (string, error) {
 	var text strings.Builder
 	err := h.Do(func() error {
@@ -48,8 +47,8 @@ func Of(h *lab.Host) (string, error) {
 	return text.String(), err
 }
 
-// tidyTables leaves out the empty tables of iptables from a list of nf_tables.
-func tidyTables(list string) string {
+// normalizeNft removes the empty tables of iptables from the output of nft list ruleset.
+func normalizeNft(list string) string {
 	var kept strings.Builder
 	for _, table := range strings.SplitAfter(list, "\n}\n") {
 		table = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(table, "")
@@ -65,8 +64,8 @@ func tidyTables(list string) string {
 	return kept.String()
 }
 
-// tidySaved leaves out the empty built-in chains and tables from what iptables-save prints.
-func tidySaved(saved string) string {
+// normalizeSave removes empty built-in chains and empty tables from the output of iptables-save.
+func normalizeSave(saved string) string {
 	saved = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]`).ReplaceAllString(saved, "")
 	var kept strings.Builder
 	for _, table := range strings.SplitAfter(saved, "COMMIT\n") {
@@ -78,7 +77,7 @@ func tidySaved(saved string) string {
 			}
 			text.WriteString(line)
 		}
-		if strings.Count(text.String(), "\n") > 2 { // the first and the last are there for every table
+		if strings.Count(text.String(), "\n") > 2 { // every table has a first and a last line
 			kept.WriteString(text.String())
 		}
 	}

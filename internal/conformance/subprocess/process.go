@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Process is a program that was started. Any goroutine may use it.
+// Process is a running or ended program. Its methods may be called concurrently.
 type Process struct {
 	Cmd  *exec.Cmd
-	Done chan struct{} // closed when it has ended; the state tells how
+	Done chan struct{} // closed when it has ended; Cmd.ProcessState says how
 
-	mu   sync.Mutex
-	text bytes.Buffer
-	said []said
+	mu     sync.Mutex
+	log    bytes.Buffer
+	writes []logWrite
 }
 
-// said is how long the log was at a time.
-type said struct {
+// logWrite is the length of the log after a write, and the time of the write.
+type logWrite struct {
 	length int
 	at     time.Time
 }
 
-// Start has a program started, and follows it.
+// Start starts a program by calling start, and collects its output.
 func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Process, error) {
 	p := &Process{Cmd: cmd, Done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p, p
@@ -42,32 +42,32 @@ func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Process, error) {
 func (p *Process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n, err := p.text.Write(b)
-	p.said = append(p.said, said{p.text.Len(), time.Now()})
+	n, err := p.log.Write(b)
+	p.writes = append(p.writes, logWrite{p.log.Len(), time.Now()})
 	return n, err
 }
 
 func (p *Process) Log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.text.String()
+	return p.log.String()
 }
 
-// Said returns when it first said some words; the zero time: not yet.
-func (p *Process) Said(words string) time.Time {
+// LoggedAt returns when the program first wrote the text; the zero time means not yet.
+func (p *Process) LoggedAt(words string) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := bytes.Index(p.text.Bytes(), []byte(words))
+	i := bytes.Index(p.log.Bytes(), []byte(words))
 	if i < 0 {
 		return time.Time{}
 	}
-	first := slices.IndexFunc(p.said, func(s said) bool { return s.length >= i+len(words) })
-	return p.said[first].at
+	first := slices.IndexFunc(p.writes, func(s logWrite) bool { return s.length >= i+len(words) })
+	return p.writes[first].at
 }
 
-// End signals the program, waits and returns its exit code.
+// End sends a signal, waits for the program to end and returns its exit code.
 func (p *Process) End(sig os.Signal) int {
-	_ = p.Cmd.Process.Signal(sig) // it may have ended by itself
+	_ = p.Cmd.Process.Signal(sig) // an error means that it has already ended
 	<-p.Done
 	return p.Cmd.ProcessState.ExitCode()
 }

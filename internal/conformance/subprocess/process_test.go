@@ -22,15 +22,15 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for p.Said("two").IsZero() {
+	for p.LoggedAt("two").IsZero() {
 		select {
 		case <-p.Done:
 			t.Fatalf("it has ended; it said %q", p.Log())
 		default:
 		}
 	}
-	if p.Said("one").After(p.Said("two")) || !p.Said("three").IsZero() || p.Log() != "one\ntwo\n" {
-		t.Errorf("%q; one at %v, two at %v, three at %v", p.Log(), p.Said("one"), p.Said("two"), p.Said("three"))
+	if p.LoggedAt("one").After(p.LoggedAt("two")) || !p.LoggedAt("three").IsZero() || p.Log() != "one\ntwo\n" {
+		t.Errorf("%q; one at %v, two at %v, three at %v", p.Log(), p.LoggedAt("one"), p.LoggedAt("two"), p.LoggedAt("three"))
 	}
 	if code := p.End(syscall.SIGKILL); code != -1 || p.Cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Errorf("it ended with code %d, %v", code, p.Cmd.ProcessState)

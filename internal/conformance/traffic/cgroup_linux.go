@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cgroups is a cgroup (v2) that the process is in while it plays several hosts,
-// with a cgroup below it for each of them. A socket belongs to the cgroup of the
-// thread that made it, and single threads can be in the ones below.
+// Cgroups is a cgroup (v2) that the process is in while it simulates several hosts, with a child
+// cgroup for each of them. A socket belongs to the cgroup of the thread that created it; single
+// threads can move to the children.
 type Cgroups struct{ home, own, bpf string }
 
-// NewCgroups makes a cgroup below the process's own and moves the process there.
-// There is one at a time in a process.
+// NewCgroups creates a cgroup below the process's own and moves the process there. A process can
+// have only one at a time.
 func NewCgroups() (*Cgroups, error) {
 	home, err := ownCgroup()
 	if err != nil {
@@ -32,7 +32,7 @@ func NewCgroups() (*Cgroups, error) {
 	return &Cgroups{home: home, own: own}, nil
 }
 
-// Add makes the cgroup of one more host, and returns its folder.
+// Add creates the cgroup of another host and returns its directory.
 func (c *Cgroups) Add() (string, error) {
 	dir, err := os.MkdirTemp(c.own, "host-")
 	if err != nil {
@@ -41,8 +41,8 @@ func (c *Cgroups) Add() (string, error) {
 	return dir, os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
 }
 
-// MountBPF mounts a BPF file system for the programs at the sockets, and returns its
-// folder. What they pin there goes with Close.
+// MountBPF mounts a BPF file system and returns its directory. Close removes it with everything
+// pinned there.
 func (c *Cgroups) MountBPF() (string, error) {
 	dir, err := os.MkdirTemp("", "sluice-bpf-")
 	if err != nil {
@@ -55,8 +55,8 @@ func (c *Cgroups) MountBPF() (string, error) {
 	return dir, nil
 }
 
-// Close moves the process back to where it was and removes the cgroups, which no
-// other process may be in any more.
+// Close moves the process back to its former cgroup and removes the others. No other process may
+// still be in them.
 func (c *Cgroups) Close() error {
 	errs := []error{join(c.home, "cgroup.procs")}
 	if c.bpf != "" {
@@ -69,12 +69,12 @@ func (c *Cgroups) Close() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// join moves the calling thread to a cgroup, or with cgroup.procs all of its
-// process. To the kernel 0 is the caller; for a thread that says so it does not
-// stop all others.
+// join moves the calling thread to a cgroup, or the whole process if the file is cgroup.procs.
+// Writing 0 means the caller; unlike a thread ID, it does not make the kernel stop all other
+// threads.
 func join(dir, file string) error { return os.WriteFile(filepath.Join(dir, file), []byte("0"), 0) }
 
-// ownCgroup returns the folder of the cgroup that the calling thread is in.
+// ownCgroup returns the directory of the calling thread's cgroup.
 func ownCgroup() (string, error) {
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	own, err2 := os.ReadFile("/proc/thread-self/cgroup")
@@ -87,10 +87,10 @@ func ownCgroup() (string, error) {
 		if !strings.Contains(line, " - cgroup2 ") {
 			continue
 		}
-		mount := strings.Fields(line) // the fourth is what is mounted, the fifth is where
+		mount := strings.Fields(line) // field 4 is the root of the mount, field 5 the mount point
 		if below, err := filepath.Rel(mount[3], path); err == nil && filepath.IsLocal(below) {
 			return filepath.Join(mount[4], below), nil
 		}
 	}
-	return "", errors.New("cgroup2 is not mounted, or not with this process's cgroup in it")
+	return "", errors.New("find own cgroup: no cgroup2 mount contains it")
 }

@@ -18,27 +18,27 @@ type Flow struct {
 	Protocol proxy.Protocol
 	Src      netip.Addr
 	Dst      netip.AddrPort
-	Patience time.Duration // how long no answer is not yet silence; see Scaled
+	Patience time.Duration // how long to wait for an answer; Probe applies Scaled
 	Socket
 
-	// Closing is called with the socket before it is closed, in the namespace. It may be nil.
-	Closing func(fd int)
+	// BeforeClose is called in the namespace before the socket is closed. It may be nil.
+	BeforeClose func(fd int)
 }
 
-// Socket says how a program makes and uses a flow's socket. The zero value is bound
-// to the source and connected.
+// Socket is how the socket of a flow is made and used. The zero value is bound to the source
+// address and connected.
 type Socket struct {
 	Unbound     bool // the kernel chooses the source
-	Mapped      bool // IPv4 through a socket of IPv6, as dual-stack programs do
-	Unconnected bool // UDP: each datagram says where it goes
-	Multipath   bool // TCP: MPTCP, if the kernel has it
+	Mapped      bool // IPv4 through an IPv6 socket, as in dual-stack programs
+	Unconnected bool // UDP: sendto instead of connect
+	Multipath   bool // TCP: use MPTCP if the kernel has it
 }
 
-// TimeoutScale is the variable of the environment that says how many times as
-// long a time-out is on a slow machine.
+// TimeoutScale is the environment variable with the factor by which timeouts are multiplied on a
+// slow machine.
 const TimeoutScale = "LAB_TIMEOUT_SCALE"
 
-// Scaled returns a time-out as long as it is on this machine.
+// Scaled returns a timeout multiplied by TimeoutScale.
 func Scaled(d time.Duration) time.Duration {
 	n, err := strconv.ParseUint(cmp.Or(os.Getenv(TimeoutScale), "1"), 10, 16)
 	if err != nil {
@@ -47,14 +47,14 @@ func Scaled(d time.Duration) time.Duration {
 	return time.Duration(n) * d
 }
 
-// Fate is what became of a connection.
+// Fate is the result of a connection attempt.
 type Fate uint8
 
 const (
-	Silent   Fate = iota // nobody said anything
+	Silent   Fate = iota // no answer within the timeout
 	Answered             // a listener answered
-	Refused              // by an ICMP port-unreachable message
-	Reset                // by a TCP reset
+	Refused              // ICMP port unreachable
+	Reset                // TCP reset
 	Broken               // something else, see Seen.Err
 )
 
@@ -62,11 +62,11 @@ func (f Fate) String() string {
 	return [...]string{Silent: "silence", Answered: "answered", Refused: "refused", Reset: "reset", Broken: "broken"}[f]
 }
 
-// Seen is what the client of a flow saw.
+// Seen is what the client of a flow observed.
 type Seen struct {
 	Fate Fate
 	Answer
-	Err error // why it is Broken
+	Err error // if Broken
 }
 
 func (s Seen) String() string {
@@ -81,11 +81,11 @@ func (s Seen) String() string {
 
 // Answer is what a listener sends to its client, as "ip:port client-ip".
 type Answer struct {
-	By     netip.AddrPort // who answered
-	Client netip.Addr     // which client it saw
+	By     netip.AddrPort // the address that was reached
+	Client netip.Addr     // the client address it saw
 }
 
-// maxAnswer is more than the bytes of any answer.
+// maxAnswer exceeds the length of any answer.
 const maxAnswer = 128
 
 func (a Answer) marshal() []byte {

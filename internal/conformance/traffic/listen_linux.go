@@ -16,15 +16,14 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Listener answers every connection to an address.
+// Listener answers all connections to an address.
 type Listener struct {
 	stop func() error
 	done chan struct{}
 }
 
-// Listen answers on an address of the namespace until the listener is closed. The
-// unspecified address of IPv4 stands for all of them; each answer names the one
-// that was reached.
+// Listen answers on an address of the namespace until the listener is closed. The unspecified IPv4
+// address means all addresses; each answer contains the one that was reached.
 func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
 	switch {
 	case p == proxy.UDP:
@@ -38,10 +37,10 @@ func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error
 	}
 }
 
-// Sink takes whatever comes to a TCP address and answers nothing.
+// Sink discards whatever is sent to a TCP address and answers nothing.
 func (n *Namespace) Sink(a netip.AddrPort) (*Listener, error) {
 	swallow := func(c *net.TCPConn) {
-		// Only Reader and Writer, so that the large buffer is used.
+		// Hide ReaderFrom and WriterTo, so that the large buffer is used.
 		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, make([]byte, 256<<10))
 		_ = c.Close()
 	}
@@ -50,8 +49,8 @@ func (n *Namespace) Sink(a netip.AddrPort) (*Listener, error) {
 
 func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Closer)) (*Listener, error) {
 	socket, err := n.open(network, a)
-	// A program that another goroutine is starting at this moment has a copy of
-	// every descriptor until it runs, those of closed listeners among them.
+	// EADDRINUSE may be temporary: a program that another goroutine is starting has a copy of every
+	// descriptor until exec, including those of closed listeners.
 	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(Scaled(2*time.Second)); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
@@ -75,10 +74,10 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 		failed := c.Control(func(fd uintptr) {
 			switch network {
 			case "ip":
-				err = takePort(int(fd), a.Port(), a.Addr().Is6())
-			case "udp": // a proxy may have to answer from the same port
+				err = filterPort(int(fd), a.Port(), a.Addr().Is6())
+			case "udp": // mode userspace may need to answer from the same port
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-				if a.Addr() == netip.IPv4Unspecified() { // to answer from where a datagram was sent to
+				if a.Addr() == netip.IPv4Unspecified() { // to answer from the address that was reached
 					err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1))
 				}
 			}
@@ -104,15 +103,15 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 	})
 }
 
-// untilClosed serves one client after another. An error that says otherwise is
-// that of a client or of an earlier answer.
-func untilClosed(serve func() error) {
+// serveUntilClosed calls serve until the socket is closed. Any other error concerns one client
+// only.
+func serveUntilClosed(serve func() error) {
 	for !errors.Is(serve(), net.ErrClosed) {
 	}
 }
 
 func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		c, err := ln.Accept()
 		if err == nil {
 			serve(c.(*net.TCPConn))
@@ -123,7 +122,7 @@ func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
 
 func answerTCP(c *net.TCPConn) {
 	own, client := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
-	// A client that is gone already does not concern anyone else.
+	// An error means that the client has gone, which concerns nobody else.
 	_ = c.SetWriteDeadline(time.Now().Add(Scaled(time.Second)))
 	_, _ = c.Write(Answer{own, client.Addr()}.marshal())
 	_ = c.Close()
@@ -131,7 +130,7 @@ func answerTCP(c *net.TCPConn) {
 
 func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 	buf, oob := make([]byte, 1500), make([]byte, 256)
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		_, on, _, from, err := pc.ReadMsgUDPAddrPort(buf, oob)
 		if err != nil {
 			return err
@@ -151,11 +150,11 @@ func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 	})
 }
 
-// serveSCTP answers the first message of an association. The kernel need not
-// know SCTP for it; only the address translation on the way must.
+// serveSCTP answers INITs through a raw socket. Only the kernel that translates addresses needs to
+// know SCTP.
 func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	buf := make([]byte, 1500)
-	untilClosed(func() error {
+	serveUntilClosed(func() error {
 		n, from, err := pc.ReadFromIP(buf)
 		init, _, ok := parseSCTP(buf[:n])
 		if err != nil || !ok || init.Kind != sctpInit || init.Dst != own.Port() {
@@ -168,7 +167,7 @@ func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	})
 }
 
-// Close stops answering and waits until nobody is served any more.
+// Close stops listening and waits until no client is being served.
 func (l *Listener) Close() error {
 	err := l.stop()
 	<-l.done

@@ -18,19 +18,19 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Namespace is a network namespace. Its methods may be called by any goroutine.
+// Namespace is a network namespace. Its methods may be called concurrently.
 type Namespace struct {
 	Name   string
 	Handle netns.NsHandle
-	Ports  *Ports // of the flows that Probe tries
-	Cgroup string // the folder of its sockets' cgroup, see Cgroups; empty: that of who makes them
+	Ports  *Ports // source ports for Probe
+	Cgroup string // directory of its sockets' cgroup, see Cgroups; empty means that of the calling thread
 }
 
-// New makes a network namespace, on a thread of its own, and leaves no thread in
-// it. It disappears when it is closed and nothing in it runs or is open.
+// New creates a network namespace and leaves no thread in it. The kernel removes it when it is
+// closed and nothing in it runs or is open.
 func New(name string, p *Ports) (*Namespace, error) {
 	n := &Namespace{Name: name, Ports: p}
-	err := away("", func() (err error) {
+	err := onLockedThread("", func() (err error) {
 		n.Handle, err = netns.New()
 		return err
 	})
@@ -40,9 +40,9 @@ func New(name string, p *Ports) (*Namespace, error) {
 	return n, nil
 }
 
-// away runs f on a thread that f may move to another namespace, and that is in a
-// cgroup if one is named.
-func away(cgroup string, f func() error) error {
+// onLockedThread runs f on a thread that f may move to another network namespace. The thread is in
+// the cgroup, if one is given. Afterwards the thread returns to its former namespace and cgroup.
+func onLockedThread(cgroup string, f func() error) error {
 	const threads = "cgroup.threads"
 	runtime.LockOSThread()
 	was, err := netns.Get()
@@ -65,18 +65,18 @@ func away(cgroup string, f func() error) error {
 		back = errors.Join(back, join(home, threads))
 	}
 	if back != nil {
-		// The thread stays locked, so it ends with its goroutine and nobody
-		// else finds itself in the wrong namespace or cgroup.
+		// The thread stays locked, so it ends with its goroutine and no other goroutine runs in the
+		// wrong namespace or cgroup.
 		return errors.Join(err, fmt.Errorf("return to own network namespace and cgroup: %w", back))
 	}
 	runtime.UnlockOSThread()
 	return err
 }
 
-// Do runs f on a thread that is in the namespace and its cgroup. Sockets that f opens
-// and processes that it starts stay there; goroutines that it starts do not.
+// Do runs f on a thread in the namespace and its cgroup. Sockets that f opens and processes that it
+// starts stay there; goroutines that it starts do not.
 func (n *Namespace) Do(f func() error) error {
-	return away(n.Cgroup, func() error {
+	return onLockedThread(n.Cgroup, func() error {
 		if err := netns.Set(n.Handle); err != nil {
 			return fmt.Errorf("enter %s: %w", n.Name, err)
 		}
@@ -87,8 +87,7 @@ func (n *Namespace) Do(f func() error) error {
 func (n *Namespace) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
 func (n *Namespace) Close() error              { return n.Handle.Close() }
 
-// Dial opens a TCP or UDP connection. The zero Addr leaves the choice of the
-// source to the kernel.
+// Dial opens a TCP or UDP connection. With the zero Addr the kernel chooses the source.
 func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (c net.Conn, err error) {
 	var d net.Dialer
 	switch local := netip.AddrPortFrom(src, 0); {
@@ -105,16 +104,16 @@ func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, 
 	return c, err
 }
 
-// Ports hands out source ports, each in turn, so that no connection meets what
-// the kernel remembers of an earlier one.
+// Ports allocates source ports round-robin, so that no connection meets the conntrack entry of an
+// earlier one.
 type Ports struct{ last atomic.Uint32 }
 
 const firstPort, portCount = 32768, 32000
 
 func (p *Ports) next() uint16 { return uint16(firstPort + p.last.Add(1)%portCount) }
 
-// Restart begins again if half of the ports have been used, and reports whether
-// it did: the connections from them must be forgotten now.
+// Restart starts again at the first port if half of them have been used, and reports whether it
+// did. The caller must then remove the conntrack entries of earlier connections.
 func (p *Ports) Restart() bool {
 	if p.last.Load() < portCount/2 {
 		return false
@@ -123,9 +122,8 @@ func (p *Ports) Restart() bool {
 	return true
 }
 
-// Ask opens one new TCP connection over IPv4, or sends one datagram from a new
-// socket, and waits for the answer. It runs in the namespace of its thread (see
-// [Namespace.Do]).
+// Ask opens one TCP connection, or sends one datagram from a new socket, and waits for the answer.
+// It runs in the namespace of its thread (see [Namespace.Do]).
 func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, error) {
 	fd, err := Connect(p, to, timeout)
 	if err != nil {
@@ -148,9 +146,8 @@ func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, er
 	return parseAnswer(buf[:n])
 }
 
-// Connect returns a connected socket that waits no longer than timeout for
-// anything and leaves nothing behind when it is closed. It runs in the namespace
-// of its thread.
+// Connect returns a connected socket whose operations block no longer than timeout and that leaves
+// no state behind when it is closed. It runs in the namespace of its thread.
 func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, error) {
 	fd, err := newSocket(p, to.Addr(), 0, 0)
 	if err != nil {
@@ -161,8 +158,8 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 	)
-	// The Go runtime interrupts threads by signals; the kernel goes on connecting
-	// meanwhile, and waits again when it is asked again.
+	// The Go runtime interrupts threads by signals. The kernel continues to connect meanwhile;
+	// another call waits for the result.
 	for wait := err == nil; wait; wait = err == unix.EINTR {
 		if err = unix.Connect(fd, sockaddr(to)); err == unix.EISCONN {
 			err = nil
@@ -175,8 +172,8 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 	return fd, nil
 }
 
-// newSocket makes a socket of a protocol, and of which kind of it if there are several.
-// Closing it leaves no trace of a connection.
+// newSocket creates a socket. protocol selects among several stream protocols. Closing the socket
+// leaves no connection behind.
 func newSocket(p proxy.Protocol, to netip.Addr, flags, protocol int) (int, error) {
 	kind := unix.SOCK_STREAM
 	switch {

@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	resendTime = time.Second     // after which a datagram is sent once more: a busy machine may lose one, and TCP does so by itself
-	answerTime = 5 * time.Second // that a TCP connection may take to bring an answer
+	resendInterval = time.Second     // for datagrams, which a busy machine may lose; TCP retransmits by itself
+	answerTimeout  = 5 * time.Second // for the answer on an established connection
 )
 
-// window returns how many flows of one Probe are under way at once. Of associations
-// only few, so that none waits until its first packet is sent again: conntrack
-// follows the answer to the last one, and drops what follows from the first.
-func window(p proxy.Protocol) int {
+// maxInFlight returns how many flows of one Probe run concurrently. It is low for SCTP
+// associations, so that none retransmits its INIT: conntrack records the answer to the last INIT
+// and drops what follows from the first.
+func maxInFlight(p proxy.Protocol) int {
 	if p == proxy.SCTP && !isRaw(p) {
 		return 16
 	}
 	return 128
 }
 
-// Probe tries flows from the namespace, many at a time, and returns what became of
-// each. An error means that the namespace itself is out of order.
+// Probe tries flows from the namespace, many concurrently, and returns the result of each. An error
+// means that the namespace itself does not work.
 func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 	seen := make([]Seen, len(flows))
 	var active []*attempt
@@ -40,7 +40,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			for ; next < len(flows) && len(active) < window(flows[next].Protocol); next++ {
+			for ; next < len(flows) && len(active) < maxInFlight(flows[next].Protocol); next++ {
 				a := &attempt{Flow: flows[next], to: flows[next].Dst, seen: &seen[next], raw: isRaw(flows[next].Protocol)}
 				if a.Mapped {
 					a.to = netip.AddrPortFrom(netip.AddrFrom16(a.Dst.Addr().As16()), a.Dst.Port())
@@ -66,31 +66,31 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 	return seen, nil
 }
 
-// attempt is one flow under way.
+// attempt is a flow in progress.
 type attempt struct {
 	Flow
-	to       netip.AddrPort // Dst as the socket's family has it
+	to       netip.AddrPort // Dst in the socket's address family
 	seen     *Seen
-	raw      bool // of SCTP's first packets there are only those that we make
+	raw      bool // SCTP over a raw socket
 	ended    bool
 	fd       int
 	port     uint16
 	deadline time.Time
-	resend   time.Time // when a datagram is sent once more
-	extended bool      // the deadline is later, as there is a connection
-	text     []byte    // of the answer so far
+	resend   time.Time // when to send the datagram again
+	extended bool      // the deadline was extended because the connection is established
+	text     []byte    // the answer so far
 }
 
 func (a *attempt) end(s Seen) { *a.seen, a.ended = s, true }
 
 func (a *attempt) close() error {
-	if a.Closing != nil {
-		a.Closing(a.fd)
+	if a.BeforeClose != nil {
+		a.BeforeClose(a.fd)
 	}
 	return unix.Close(a.fd)
 }
 
-// fail ends the flow by the error of a system call.
+// fail ends the flow with the error of a system call.
 func (a *attempt) fail(err error) {
 	if err == unix.ECONNREFUSED {
 		a.end(Seen{Fate: Refused})
@@ -99,9 +99,9 @@ func (a *attempt) fail(err error) {
 	}
 }
 
-// progress waits until some flow has something to say or its time is over.
+// progress waits for an event or a timeout of some flow, and handles it.
 func progress(active []*attempt) error {
-	wait := resendTime
+	wait := resendInterval
 	polls := make([]unix.PollFd, len(active))
 	for i, a := range active {
 		if polls[i] = (unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}); a.ended {
@@ -120,13 +120,13 @@ func progress(active []*attempt) error {
 		switch {
 		case a.ended:
 		case now.Before(a.deadline) && now.After(a.resend):
-			a.resend = now.Add(resendTime)
-			_ = a.send() // an error of it shows when the socket is read
+			a.resend = now.Add(resendInterval)
+			_ = a.send() // read reports an error
 		case now.Before(a.deadline):
 		case !a.extended && a.connected():
-			// Somebody took the connection, so it is not silence; the answer
-			// itself depends on how busy this machine is.
-			a.extended, a.deadline = true, now.Add(Scaled(answerTime))
+			// The connection is established, so this is not silence; how long the answer takes
+			// depends on the load of this machine.
+			a.extended, a.deadline = true, now.Add(Scaled(answerTimeout))
 		default:
 			a.end(Seen{Fate: Silent})
 		}
@@ -135,7 +135,7 @@ func progress(active []*attempt) error {
 }
 
 func (a *attempt) open(n *Namespace) error {
-	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendTime)
+	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendInterval)
 	if err := a.socket(); err != nil {
 		return err
 	}
@@ -149,15 +149,15 @@ func (a *attempt) open(n *Namespace) error {
 	if err != nil && err != unix.EINPROGRESS {
 		a.fail(err)
 	} else if err := a.send(); err != nil && err != unix.EPERM {
-		// The host's own firewall reports EPERM for what it does not let out. It may
-		// still refuse it by a message to the socket, so the flow goes on.
+		// EPERM means that the host's own netfilter rules dropped the packet. They may also have
+		// sent an ICMP error, so the flow continues.
 		a.fail(err)
 	}
 	return nil
 }
 
-// socket makes the flow's socket. Its errors come with their origin, which tells an
-// ICMP refusal from a reset; those of MPTCP do not.
+// socket creates the flow's socket. IP_RECVERR queues errors with their origin, which tells an ICMP
+// rejection from a reset; MPTCP does not support it.
 func (a *attempt) socket() (err error) {
 	if a.Multipath && hasMPTCP() {
 		a.fd, err = newSocket(a.Protocol, a.to.Addr(), unix.SOCK_NONBLOCK, unix.IPPROTO_MPTCP)
@@ -176,7 +176,8 @@ func (a *attempt) socket() (err error) {
 	return nil
 }
 
-// bind binds the socket to the source and a fresh port, which a raw one ignores.
+// bind binds the socket to the source and a fresh port. A raw socket ignores the port and needs a
+// filter.
 func (a *attempt) bind(n *Namespace) error {
 	src := a.Src
 	if a.Unbound {
@@ -185,7 +186,7 @@ func (a *attempt) bind(n *Namespace) error {
 	for {
 		a.port = n.Ports.next()
 		if a.raw {
-			if err := takePort(a.fd, a.port, a.Src.Is6()); err != nil {
+			if err := filterPort(a.fd, a.port, a.Src.Is6()); err != nil {
 				return err
 			}
 		}
@@ -195,7 +196,7 @@ func (a *attempt) bind(n *Namespace) error {
 	}
 }
 
-// send sends the first message of a protocol that the kernel has no connections for.
+// send sends the first message, unless connect has already done so.
 func (a *attempt) send() (err error) {
 	switch {
 	case a.Unconnected:
@@ -209,7 +210,7 @@ func (a *attempt) send() (err error) {
 	return err
 }
 
-// connected reports whether there is a TCP connection or an SCTP association.
+// connected reports whether a TCP connection or SCTP association is established.
 func (a *attempt) connected() bool {
 	_, err := unix.Getpeername(a.fd)
 	return err == nil && a.Protocol != proxy.UDP && !a.raw
@@ -226,7 +227,7 @@ func (a *attempt) read() {
 		case err == unix.ECONNREFUSED && (a.Protocol == proxy.TCP || a.aborted()):
 			a.end(Seen{Fate: Reset})
 		case err != nil && a.raw:
-			// of another flow between the same addresses, or seen already
+			// of another flow between the same addresses, or already read from the error queue
 		case err != nil:
 			a.fail(err)
 		case a.raw:
@@ -251,7 +252,7 @@ func (a *attempt) answered(text []byte) {
 	}
 }
 
-// checkPeer finds a socket that says it is connected to another address than the program asked for.
+// checkPeer returns an error if getpeername returns another address than the program connected to.
 func (a *attempt) checkPeer() error {
 	if a.Protocol == proxy.SCTP || a.Unconnected {
 		return nil
@@ -263,7 +264,7 @@ func (a *attempt) checkPeer() error {
 	return err
 }
 
-// addrPort is the reverse of sockaddr; an IPv4 address is one in any family.
+// addrPort is the inverse of sockaddr; IPv4-mapped IPv6 addresses become IPv4.
 func addrPort(a unix.Sockaddr) netip.AddrPort {
 	switch a := a.(type) {
 	case *unix.SockaddrInet4:
@@ -274,28 +275,27 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// sctpAnswer looks for the answer among all the SCTP packets that a raw socket gets.
+// sctpAnswer checks whether a packet received on a raw socket is the answer.
 func (a *attempt) sctpAnswer(b []byte) {
 	if a.Dst.Addr().Is4() {
-		b = b[min(len(b), 20):] // after the IP header, which has no options here
+		b = b[min(len(b), 20):] // skip the IP header, which has no options here
 	}
 	if p, text, ok := parseSCTP(b); ok && p.Kind == sctpInitAck && p.Dst == a.port {
 		a.answered(text)
 	}
 }
 
-// readError takes the errors that the network reported for the flow, each with a
-// struct sock_extended_err that begins with its number. A refusal that comes here
-// is an ICMP message; a reset does not.
+// readError reads the error queue. Each entry has a struct sock_extended_err, which starts with the
+// errno. A refusal in the queue is an ICMP message; a reset is not queued.
 func (a *attempt) readError() {
 	payload, oob := make([]byte, 128), make([]byte, 256)
-	for !a.ended && (a.raw || a.Protocol != proxy.SCTP) { // whose sockets have no such queue
+	for !a.ended && (a.raw || a.Protocol != proxy.SCTP) { // kernel SCTP has no error queue
 		n, on, _, _, err := unix.Recvmsg(a.fd, payload, oob, unix.MSG_ERRQUEUE)
 		if err != nil {
 			return
 		}
-		// The payload is the packet that caused the error; a raw socket hears
-		// of those of other sockets too.
+		// The payload is the packet that caused the error; a raw socket also gets those of other
+		// sockets.
 		if a.raw && (n < 2 || binary.BigEndian.Uint16(payload) != a.port) {
 			continue
 		}

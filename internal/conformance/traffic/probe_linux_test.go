@@ -57,7 +57,7 @@ func TestProbeByEverySocket(t *testing.T) {
 					family := 0
 					flow := traffic.Flow{
 						Protocol: p, Src: client, Dst: netip.AddrPortFrom(server, port), Patience: 3 * time.Second, Socket: s,
-						Closing: func(fd int) { family, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN) },
+						BeforeClose: func(fd int) { family, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN) },
 					}
 					seen, err := l.Node().Probe(t.Context(), []traffic.Flow{flow})
 					if err != nil || seen[0] != want {

@@ -15,11 +15,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// isRaw reports whether a protocol's first packets are made here, as the kernel
-// has no sockets for it.
+// isRaw reports whether a protocol uses raw sockets, because the kernel has no sockets for it.
 func isRaw(p proxy.Protocol) bool { return p == proxy.SCTP && !hasSCTP() }
 
-// hasSCTP and hasMPTCP ask the kernel once: each time it looks for a module to load.
+// hasSCTP and hasMPTCP ask the kernel once, because each attempt makes it search for a module.
 var (
 	hasSCTP  = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_SCTP) })
 	hasMPTCP = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_MPTCP) })
@@ -30,8 +29,8 @@ func hasStream(protocol int) bool {
 	return err == nil && unix.Close(fd) == nil
 }
 
-// listenSCTP returns a listener of a kernel that has SCTP. The net package
-// takes it for one of TCP, as both have connections that are accepted.
+// listenSCTP returns a listener of kernel SCTP. The net package treats it as TCP, since both accept
+// connections.
 func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	fd, err := newSocket(proxy.SCTP, a.Addr(), 0, 0)
 	if err != nil {
@@ -39,8 +38,8 @@ func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	}
 	f := os.NewFile(uintptr(fd), "SCTP")
 	defer func() { _ = f.Close() }()
-	// Its connections end in an orderly way, with all that was sent. What does not
-	// fit into the queue of those to be accepted is aborted, so it is a long one.
+	// Connections close gracefully, after delivering everything. The kernel aborts connections that
+	// do not fit into the accept queue, so it is long.
 	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	if err = errors.Join(err, unix.Bind(fd, sockaddr(a)), unix.Listen(fd, 4096)); err != nil {
 		return nil, err
@@ -48,24 +47,24 @@ func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// aborted reports whether a refusal of an SCTP association came from the other
-// end. After a message of ICMP the kernel goes on trying.
+// aborted reports whether the peer refused an SCTP association. After an ICMP error the kernel
+// keeps trying.
 func (a *attempt) aborted() bool {
 	return a.Protocol == proxy.SCTP && !a.raw && unix.Connect(a.fd, sockaddr(a.Dst)) != unix.EALREADY
 }
 
-// The chunks that open an SCTP association, and the parameter of the second
-// that may carry any bytes.
+// The chunks that open an SCTP association, and the parameter of the INIT ACK that may carry
+// arbitrary bytes.
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
 	stateCookie = 7
 
 	sctpChunk  = 20 // bytes of sctpPacket that belong to the chunk
-	cookieHead = 4  // bytes of a parameter before its text: kind and length
+	cookieHead = 4  // bytes of a parameter's header: type and length
 )
 
-// sctpPacket is an INIT or an INIT ACK up to where parameters begin.
+// sctpPacket is an INIT or INIT ACK up to its parameters.
 type sctpPacket struct {
 	Src, Dst               uint16
 	Verification, Checksum uint32
@@ -76,8 +75,8 @@ type sctpPacket struct {
 	TSN                    uint32
 }
 
-// marshal returns the packet with a right checksum, as connection tracking looks,
-// and with a text, which an INIT has not.
+// marshal returns the packet with a correct checksum, which conntrack verifies, and with text as
+// state cookie; an INIT has none.
 func (p sctpPacket) marshal(text []byte) []byte {
 	p.Checksum, p.Length, p.Window, p.Streams, p.TSN = 0, sctpChunk, 1<<16, [2]uint16{1, 1}, p.Tag
 	var cookie []byte
@@ -87,13 +86,13 @@ func (p sctpPacket) marshal(text []byte) []byte {
 		p.Length += uint16(len(cookie))
 		cookie = append(cookie, make([]byte, -len(cookie)&3)...)
 	}
-	b, _ := binary.Append(nil, binary.BigEndian, p) // fails for types without a size only
+	b, _ := binary.Append(nil, binary.BigEndian, p) // fails only for types without a fixed size
 	b = append(b, cookie...)
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
-// parseSCTP reads a packet that marshal has written, and refuses others.
+// parseSCTP parses a packet written by marshal; ok is false for any other.
 func parseSCTP(b []byte) (p sctpPacket, text []byte, ok bool) {
 	n, err := binary.Decode(b, binary.BigEndian, &p)
 	if end := n - sctpChunk + int(p.Length); end > n+cookieHead && end <= len(b) {
@@ -102,10 +101,10 @@ func parseSCTP(b []byte) (p sctpPacket, text []byte, ok bool) {
 	return p, text, err == nil && bytes.Equal(b, p.marshal(text))
 }
 
-// takePort makes a raw socket hear only what is sent to one port: it would be given
-// every SCTP packet to its address otherwise, and miss some. An IPv4 raw socket has the
-// IP header before it, which has no options here.
-func takePort(fd int, port uint16, is6 bool) error {
+// filterPort restricts a raw socket to packets to one port. Otherwise it would receive every SCTP
+// packet to its address, and lose some. An IPv4 raw socket sees the IP header, which has no options
+// here.
+func filterPort(fd int, port uint16, is6 bool) error {
 	offset := uint32(20 + 2)
 	if is6 {
 		offset = 2

@@ -15,10 +15,10 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	if c.memory != nil {
 		return c.memory.start(c.settings)
 	}
-	c.starts++
+	c.startCount++
 	var err error
 	c.server, err = process.Start(c.settings.Host, process.Spec{
-		Name: fmt.Sprintf("kube-apiserver-%d", c.starts), Dir: c.settings.Dir, Path: c.settings.APIServer,
+		Name: fmt.Sprintf("kube-apiserver-%d", c.startCount), Dir: c.settings.Dir, Path: c.settings.APIServer,
 		Args: c.apiServerArgs(),
 	})
 	if err != nil {
@@ -27,13 +27,13 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.AwaitAPIServer(ctx)
 }
 
-// AwaitAPIServer waits until the API server is ready, which it is not without etcd.
+// AwaitAPIServer waits until the API server is ready, which requires etcd.
 func (c *ControlPlane) AwaitAPIServer(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.Admin)
 	if err != nil {
-		return fmt.Errorf("make the administrator's client: %w", err)
+		return fmt.Errorf("create the administrator's client: %w", err)
 	}
-	return await(ctx, c.server, func(ctx context.Context) error {
+	return waitReady(ctx, c.server, func(ctx context.Context) error {
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
 }
@@ -51,7 +51,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--tls-cert-file="+c.path("server.crt"), "--tls-private-key-file="+c.path("server.key"),
 		"--client-ca-file="+c.path("ca.crt"),
 		"--authorization-mode=RBAC",
-		"--service-account-issuer="+c.url(c.at()),
+		"--service-account-issuer="+c.url(c.addr()),
 		"--service-account-key-file="+c.path("accounts.crt"),
 		"--service-account-signing-key-file="+c.path("accounts.key"),
 		"--service-cluster-ip-range="+strings.Join(cidrs, ","),
@@ -59,7 +59,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 	)
 }
 
-// KillAPIServer takes the API server away at once, as a crash does. The objects stay.
+// KillAPIServer kills the API server, as in a crash. The objects remain.
 func (c *ControlPlane) KillAPIServer() {
 	if c.memory != nil {
 		c.memory.kill()

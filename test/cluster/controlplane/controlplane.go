@@ -19,33 +19,33 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// Port is where the API server listens.
+// Port is the port of the API server.
 const Port = 6443
 
-// Settings says what to run and where.
+// Settings describe a control plane.
 type Settings struct {
-	Etcd, APIServer string // the programs; none: an API server in memory, without TLS and users
+	Etcd, APIServer string // paths; empty means an API server in memory, without TLS and users
 	Dir             string // for data, certificates and logs
 	Host            *lab.Host
 	Addr            netip.Addr     // of the host, for the API server
 	ServiceCIDRs    []netip.Prefix // at most one of each family
-	Flags           []string       // of the API server, beside those that it needs
+	Flags           []string       // additional flags of the API server
 }
 
-// ControlPlane is a running etcd with an API server that comes and goes, or one in
-// memory that does. Its methods are called by one goroutine at a time.
+// ControlPlane is a running etcd with an API server that can be stopped and started, or an API
+// server in memory. Its methods must not be called concurrently.
 type ControlPlane struct {
 	Authority *pki.Authority
 	Admin     *rest.Config // may do everything; works from any namespace
 
-	settings Settings
-	memory   *memory // nil: there is a real one
-	etcd     *process.Process
-	server   *process.Process // nil: the API server is down
-	starts   int              // of both, to name their logs
+	settings   Settings
+	memory     *memory // nil means a real etcd and API server
+	etcd       *process.Process
+	server     *process.Process // nil if the API server is down
+	startCount int              // of both, for the names of their logs
 }
 
-// Start starts both and waits until the API server is ready.
+// Start starts etcd and the API server and waits until the API server is ready.
 func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 	c := &ControlPlane{settings: s}
 	if s.APIServer == "" {
@@ -67,14 +67,13 @@ func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 	return c, c.StartAPIServer(ctx)
 }
 
-// Close ends both without ceremony: nothing of them is kept.
+// Close kills both; nothing is kept.
 func (c *ControlPlane) Close() {
 	c.KillAPIServer()
 	c.KillEtcd()
 }
 
-// url is where clients find the API server, at its own address or another that
-// leads to it.
+// url returns the URL of the API server at its own address, or at another address that leads to it.
 func (c *ControlPlane) url(at netip.AddrPort) string {
 	scheme := "https://"
 	if c.memory != nil {
@@ -83,15 +82,15 @@ func (c *ControlPlane) url(at netip.AddrPort) string {
 	return scheme + at.String()
 }
 
-// at is the API server's own address.
-func (c *ControlPlane) at() netip.AddrPort { return netip.AddrPortFrom(c.settings.Addr, Port) }
+// addr returns the API server's own address.
+func (c *ControlPlane) addr() netip.AddrPort { return netip.AddrPortFrom(c.settings.Addr, Port) }
 
 // NewUser writes the files of a new user of the API server.
 func (c *ControlPlane) NewUser(id pki.Identity) (pki.User, error) {
-	return c.NewUserAt(id, c.at())
+	return c.NewUserAt(id, c.addr())
 }
 
-// NewUserAt is NewUser for one who is to come by another address.
+// NewUserAt is NewUser for a user that connects to another address.
 func (c *ControlPlane) NewUserAt(id pki.Identity, at netip.AddrPort) (pki.User, error) {
 	pair, err := c.Authority.Issue(id)
 	if err != nil {
@@ -99,7 +98,7 @@ func (c *ControlPlane) NewUserAt(id pki.Identity, at netip.AddrPort) (pki.User, 
 	}
 	dir, err := os.MkdirTemp(c.settings.Dir, "user-")
 	if err != nil {
-		return pki.User{}, fmt.Errorf("make the folder of a user: %w", err)
+		return pki.User{}, fmt.Errorf("create the directory of a user: %w", err)
 	}
 	return pki.NewUser(dir, c.url(at), c.Authority, pair)
 }
@@ -109,14 +108,14 @@ func (c *ControlPlane) writeCertificates() error {
 	if c.Authority, err = pki.NewAuthority("test cluster"); err != nil {
 		return err
 	}
-	service := c.settings.ServiceCIDRs[0].Addr().Next() // the kubernetes Service has the first address
+	service := c.settings.ServiceCIDRs[0].Addr().Next() // of the kubernetes Service
 	serving, err := c.Authority.Issue(pki.Identity{
 		Name: "kube-apiserver", Addrs: []netip.Addr{c.settings.Addr, service, netip.MustParseAddr("127.0.0.1")},
 	})
 	if err != nil {
 		return err
 	}
-	// Service accounts need a key, though nobody uses one here.
+	// The API server requires a key for service accounts, even if there are none.
 	accounts, err := c.Authority.Issue(pki.Identity{Name: "service-accounts"})
 	if err != nil {
 		return err
@@ -131,7 +130,7 @@ func (c *ControlPlane) writeCertificates() error {
 		Dial:            c.dial,
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.Authority.Cert, CertData: admin.Cert, KeyData: admin.Key},
 	}
-	c.Admin.Host = c.url(c.at())
+	c.Admin.Host = c.url(c.addr())
 	return errors.Join(
 		os.WriteFile(c.path("ca.crt"), c.Authority.Cert, 0o600),
 		serving.Write(c.settings.Dir, "server"),
@@ -139,7 +138,7 @@ func (c *ControlPlane) writeCertificates() error {
 	)
 }
 
-// dial connects from inside the host.
+// dial connects from the host's namespace.
 func (c *ControlPlane) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -150,8 +149,8 @@ func (c *ControlPlane) dial(ctx context.Context, _, address string) (net.Conn, e
 
 func (c *ControlPlane) path(name string) string { return filepath.Join(c.settings.Dir, name) }
 
-// await asks a process to be ready until it is.
-func await(ctx context.Context, p *process.Process, ready func(context.Context) error) error {
+// waitReady calls ready until it succeeds or the process has ended.
+func waitReady(ctx context.Context, p *process.Process, ready func(context.Context) error) error {
 	const patience = 90 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -12,15 +12,15 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// etcdURL is where etcd listens: inside its host only, hence without TLS.
+// etcdURL is reachable only inside the host, so it needs no TLS.
 const etcdURL = "http://127.0.0.1:2379"
 
-// StartEtcd starts etcd, with what an earlier one has kept, and waits until it answers.
+// StartEtcd starts etcd with the data of an earlier one, and waits until it answers.
 func (c *ControlPlane) StartEtcd(ctx context.Context) error {
-	c.starts++
+	c.startCount++
 	const peers = "http://127.0.0.1:2380"
 	p, err := process.Start(c.settings.Host, process.Spec{
-		Name: fmt.Sprintf("etcd-%d", c.starts), Dir: c.settings.Dir, Path: c.settings.Etcd,
+		Name: fmt.Sprintf("etcd-%d", c.startCount), Dir: c.settings.Dir, Path: c.settings.Etcd,
 		Args: []string{
 			"--data-dir=" + c.path("etcd"),
 			"--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
@@ -33,13 +33,13 @@ func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 		return err
 	}
 	c.etcd = p
-	return await(ctx, p, func(ctx context.Context) error {
+	return waitReady(ctx, p, func(ctx context.Context) error {
 		_, err := c.revision(ctx)
 		return err
 	})
 }
 
-// KillEtcd takes etcd away at once, as a crash does. Its data stays.
+// KillEtcd kills etcd, as in a crash. Its data remains.
 func (c *ControlPlane) KillEtcd() {
 	if c.etcd != nil {
 		c.etcd.Kill()
@@ -47,43 +47,41 @@ func (c *ControlPlane) KillEtcd() {
 	}
 }
 
-// Compact makes etcd forget all but the newest state of each object, as the
-// API server makes it do every five minutes. Who watched an older state cannot
-// go on from there.
+// Compact removes all but the latest revision of each object, as the API server does every five
+// minutes. A watch from an older revision cannot continue.
 func (c *ControlPlane) Compact(ctx context.Context) error {
 	revision, err := c.revision(ctx)
 	if err != nil {
 		return err
 	}
-	// Numbers of 64 bits are strings in this dialect.
-	return c.askEtcd(ctx, "/v3/kv/compaction", map[string]any{"revision": revision, "physical": true}, nil)
+	// etcd's JSON gateway encodes 64-bit numbers as strings.
+	return c.callEtcd(ctx, "/v3/kv/compaction", map[string]any{"revision": revision, "physical": true}, nil)
 }
 
-// revision asks etcd for its newest revision.
+// revision returns etcd's latest revision.
 func (c *ControlPlane) revision(ctx context.Context) (string, error) {
 	var answer struct {
 		Header struct {
 			Revision string `json:"revision"`
 		} `json:"header"`
 	}
-	err := c.askEtcd(ctx, "/v3/kv/range", map[string]any{"key": "AA==", "count_only": true}, &answer)
+	err := c.callEtcd(ctx, "/v3/kv/range", map[string]any{"key": "AA==", "count_only": true}, &answer)
 	return answer.Header.Revision, err
 }
 
-// Entry is an object as the API server keeps it.
+// Entry is an object as the API server stores it.
 type Entry struct {
 	Key   string // below the API server's root
 	Value []byte
 }
 
-// Put writes objects behind the API server's back. It is for many objects whose
-// creation is not what matters: the API server reads all ClusterIPs twice for
-// each new one. It is away meanwhile, so that its parts cannot find one object
-// without the other and begin to repair that.
+// Put writes objects directly to etcd. It is for many objects whose creation is not under test: the
+// API server reads all ClusterIPs twice for each new one. The API server is stopped meanwhile, so
+// that its repair loops never see one object without the other.
 func (c *ControlPlane) Put(ctx context.Context, entries []Entry) error {
-	const atOnce = 100 // etcd takes 128
+	const atOnce = 100 // etcd allows 128
 	type put struct {
-		Key   []byte `json:"key"` // these become base64
+		Key   []byte `json:"key"` // encoded as base64
 		Value []byte `json:"value"`
 	}
 	if c.memory != nil {
@@ -95,14 +93,14 @@ func (c *ControlPlane) Put(ctx context.Context, entries []Entry) error {
 		for _, e := range some {
 			success = append(success, map[string]put{"request_put": {[]byte("/registry/" + e.Key), e.Value}})
 		}
-		if err := c.askEtcd(ctx, "/v3/kv/txn", map[string]any{"success": success}, nil); err != nil {
+		if err := c.callEtcd(ctx, "/v3/kv/txn", map[string]any{"success": success}, nil); err != nil {
 			return err
 		}
 	}
 	return c.StartAPIServer(ctx)
 }
 
-func (c *ControlPlane) askEtcd(ctx context.Context, path string, question, answer any) error {
+func (c *ControlPlane) callEtcd(ctx context.Context, path string, question, answer any) error {
 	body, err := json.Marshal(question)
 	if err != nil {
 		return fmt.Errorf("ask etcd %s: %w", path, err)

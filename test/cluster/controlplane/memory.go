@@ -9,11 +9,11 @@ import (
 	"sluice/test/cluster/apiserver"
 )
 
-// memory is an API server that keeps all objects itself, for machines that a real
-// one is too heavy for. The objects outlive it.
+// memory is an API server in memory, for machines on which a real one is too slow. The objects
+// survive kill.
 type memory struct {
 	objects *apiserver.Server
-	server  *http.Server // nil: it is down
+	server  *http.Server // nil if it is down
 }
 
 // start serves the objects inside the host.
@@ -27,19 +27,19 @@ func (m *memory) start(s Settings) error {
 		return fmt.Errorf("start the API server in memory: %w", err)
 	}
 	m.server = &http.Server{Handler: m.objects}
-	go func(s *http.Server) { _ = s.Serve(ln) }(m.server) // it ends with kill
+	go func(s *http.Server) { _ = s.Serve(ln) }(m.server) // until kill
 	return nil
 }
 
 // kill ends the server and all connections to it.
 func (m *memory) kill() {
 	if m.server != nil {
-		_ = m.server.Close() // of a listener that nobody needs any more
+		_ = m.server.Close() // closing a listener loses nothing
 		m.server = nil
 	}
 }
 
-// put adds objects that are encoded as a real one keeps them.
+// put adds objects in the encoding of a real API server.
 func (m *memory) put(entries []Entry) error {
 	for _, e := range entries {
 		if err := m.objects.Load(e.Value); err != nil {

@@ -64,7 +64,7 @@ func measureAt(ctx context.Context, size figures.Size) (s sized, err error) {
 		return s, err
 	}
 	b := &trial.Bench{
-		Limits: limits, Say: func(line string) { fmt.Println(line) },
+		Limits: limits, Log: func(line string) { fmt.Println(line) },
 		Only: []figures.Stage{figures.StageColdStart, figures.StageChange(0), figures.StageMemory},
 	}
 	if slices.Contains(strings.Split(*starts, ","), size.String()) {

@@ -27,13 +27,13 @@ type benchmark struct {
 	dir   string // for data and logs
 }
 
-// say shows what happens, with the time since the start.
-func (b *benchmark) say(line string) {
+// log prints a line with the time since the start.
+func (b *benchmark) log(line string) {
 	d := time.Since(b.began).Round(time.Second)
 	fmt.Fprintf(os.Stderr, "[%02d:%02d] %s\n", int(d.Minutes()), int(d.Seconds())%60, line)
 }
 
-// run measures everything and writes it.
+// run measures everything and writes the results.
 func (b *benchmark) run(ctx context.Context) error {
 	peers, err := plan(*peersFlag, *sizesFlag, *legacyFlag)
 	if err != nil {
@@ -53,7 +53,7 @@ func (b *benchmark) run(ctx context.Context) error {
 	}
 	for _, size := range slices.SortedFunc(maps.Keys(peers), figures.Size.Compare) {
 		if err = b.measure(ctx, r, size, peers[size]); err != nil {
-			break // what was found so far is worth a page
+			break // write what was measured so far
 		}
 	}
 	if err := errors.Join(err, write(r, *output)); err != nil {
@@ -61,11 +61,11 @@ func (b *benchmark) run(ctx context.Context) error {
 	}
 	page, err := render.Markdown(r)
 	fmt.Print(page)
-	b.say(fmt.Sprintf("done; figures, table and pictures are in %s", filepath.Dir(*output)))
+	b.log(fmt.Sprintf("done; figures, table and pictures are in %s", filepath.Dir(*output)))
 	return err
 }
 
-// plan says which peers are measured at each size: a loaded API server serves all of them.
+// plan returns the peers to measure at each size: they share one loaded API server.
 func plan(names, modernSizes, legacySizes string) (map[figures.Size][]trial.Peer, error) {
 	modern, err := sizes(modernSizes)
 	if err != nil {
@@ -93,12 +93,12 @@ func plan(names, modernSizes, legacySizes string) (map[figures.Size][]trial.Peer
 	return out, nil
 }
 
-// list splits a flag at its commas.
+// list splits a flag at commas and spaces.
 func list(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// sizes reads a flag of sizes.
+// sizes parses a list of sizes.
 func sizes(text string) (out []figures.Size, err error) {
 	for _, part := range list(text) {
 		s, err := figures.ParseSize(part)
@@ -110,20 +110,20 @@ func sizes(text string) (out []figures.Size, err error) {
 	return out, nil
 }
 
-// measure measures peers at one size and keeps what was found after each.
+// measure measures peers at one size and saves the results after each.
 func (b *benchmark) measure(ctx context.Context, r *figures.Report, size figures.Size, peers []trial.Peer) error {
-	const small = 100 // below so many Services there would be nothing else than churn
-	bench, err := b.bench(ctx, size, false)
+	const small = 100 // with fewer Services, churn would change every Service all the time
+	bench, err := b.newBench(ctx, size, false)
 	if err != nil {
 		return err
 	}
-	defer b.end(bench)
+	defer b.closeBench(bench)
 	if size.Services < small {
 		bench.Limits.Rates = limits.Rates[:1]
 	}
 	r.AddFloor(bench.Floor(ctx))
 	for i, p := range peers {
-		b.say(fmt.Sprintf("%s at %v (%d of %d)", p.Name, size, i+1, len(peers)))
+		b.log(fmt.Sprintf("%s at %v (%d of %d)", p.Name, size, i+1, len(peers)))
 		if err := process.SettleMachine(ctx); err != nil {
 			return err
 		}
@@ -143,15 +143,14 @@ func (b *benchmark) measure(ctx context.Context, r *figures.Report, size figures
 	return nil
 }
 
-// bench starts a control plane that holds a load of a size, and waits until the
-// machine is calm.
-func (b *benchmark) bench(ctx context.Context, size figures.Size, affinity bool) (*trial.Bench, error) {
+// newBench starts a control plane with a load of a size, and waits until the machine is idle.
+func (b *benchmark) newBench(ctx context.Context, size figures.Size, affinity bool) (*trial.Bench, error) {
 	dir, err := os.MkdirTemp(b.dir, "cluster-")
 	if err != nil {
-		return nil, fmt.Errorf("make a folder: %w", err)
+		return nil, fmt.Errorf("create a directory: %w", err)
 	}
-	b.say(fmt.Sprintf("starting etcd and kube-apiserver for %v", size))
-	bench := &trial.Bench{Watcher: b.watcher, Limits: limits, Say: b.say}
+	b.log(fmt.Sprintf("starting etcd and kube-apiserver for %v", size))
+	bench := &trial.Bench{Watcher: b.watcher, Limits: limits, Log: b.log}
 	bench.Cluster, err = testbed.Start(ctx, testbed.Settings{Etcd: b.etcd, APIServer: b.apiServer, Dir: dir, Bare: true})
 	if err != nil {
 		return nil, err
@@ -160,20 +159,20 @@ func (b *benchmark) bench(ctx context.Context, size figures.Size, affinity bool)
 		err = process.SettleMachine(ctx)
 	}
 	if err != nil {
-		b.end(bench)
+		b.closeBench(bench)
 	}
 	return bench, err
 }
 
-// end ends a control plane. Nothing depends on whether that works.
-func (b *benchmark) end(bench *trial.Bench) {
+// closeBench stops a control plane. An error is only logged, because nothing depends on it.
+func (b *benchmark) closeBench(bench *trial.Bench) {
 	if err := bench.Cluster.Close(); err != nil {
-		b.say(err.Error())
+		b.log(err.Error())
 	}
 }
 
-// runCounts prints what a change of the number of endpoints costs Sluice, seen
-// from outside: at two sizes, and with session affinity.
+// runCounts prints what a change of the number of endpoints costs Sluice, measured from outside:
+// with two numbers of Services, and with session affinity.
 func (b *benchmark) runCounts(ctx context.Context) error {
 	const rate = 50
 	const name = "sluice/nftables"
@@ -186,13 +185,13 @@ func (b *benchmark) runCounts(ctx context.Context) error {
 		services int
 		affinity bool
 	}{{500, false}, {8000, false}, {500, true}} {
-		bench, err := b.bench(ctx, figures.Size{Services: x.services, Endpoints: 3}, x.affinity)
+		bench, err := b.newBench(ctx, figures.Size{Services: x.services, Endpoints: 3}, x.affinity)
 		if err != nil {
 			return err
 		}
 		bench.ScaleRate = rate
 		r := bench.Run(ctx, trial.Peer{Name: name, Program: b.proxies["sluice"], Mode: "nftables"})
-		b.end(bench)
+		b.closeBench(bench)
 		c := r.Change(rate)
 		if c == nil {
 			return fmt.Errorf("%d Services, affinity %v: %s", x.services, x.affinity, r.Why(figures.StageChange(rate)))

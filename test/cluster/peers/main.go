@@ -1,7 +1,7 @@
-// Command peers measures Sluice and kube-proxy side by side: real etcd, real
-// kube-apiserver, one proxy after the other on a fresh node. It builds what it
-// needs, shows what it does, and writes the figures as JSON, as Markdown and as
-// pictures. It needs root, and leaves the machine's own network alone.
+// Command peers compares Sluice and kube-proxy with a real etcd and a real kube-apiserver, one
+// proxy after the other on a fresh node. It builds what it needs, prints its progress, and writes
+// the figures as JSON, Markdown and pictures. It needs root, and does not touch the machine's own
+// network.
 package main
 
 import (
@@ -26,16 +26,16 @@ var (
 		"kube-proxy-1.36/nftables,kube-proxy-1.36/iptables", "measure these, in this order")
 	sizesFlag  = flag.String("sizes", "10x10,1000x10,10000x10,30000x4", "`SERVICESxENDPOINTS` for all modes but iptables")
 	legacyFlag = flag.String("iptables-sizes", "1000x10,2000x10", "`SERVICESxENDPOINTS` for iptables modes")
-	output     = flag.String("output", "../../docs/benchmarks/peers.json", "join the figures with those of this file; the table and pictures go beside it")
-	renderOnly = flag.String("render", "", "measure nothing, write the table and pictures of this `FILE` again")
-	readme     = flag.String("readme", "", "write the verdicts into this `FILE` too, between its marks")
-	fresh      = flag.Bool("fresh", false, "forget the figures that the file has")
-	counts     = flag.Bool("counts", false, "measure only what changes of the number of endpoints cost Sluice, and print it")
+	output     = flag.String("output", "../../docs/benchmarks/peers.json", "merge the figures into this file; the table and pictures go beside it")
+	renderOnly = flag.String("render", "", "measure nothing, render the table and pictures of this `FILE` again")
+	readme     = flag.String("readme", "", "also write the verdicts into this `FILE`, between its marker lines")
+	fresh      = flag.Bool("fresh", false, "discard the existing figures of the file")
+	counts     = flag.Bool("counts", false, "only measure and print the cost of changing the number of endpoints, for Sluice")
 	keep       = flag.Bool("keep", false, "keep the programs' logs")
-	watch      = flag.String("watch", "", "measure nothing, be the process of the floor that only watches with this `KUBECONFIG`")
+	watch      = flag.String("watch", "", "internal: only watch EndpointSlices with this `KUBECONFIG`, as the floor's process")
 
 	limits = trial.Limits{Rates: []int{0, 50, 200}} // idle first
-	// settings are the flags that the page shows, in its words.
+	// settings are the flags whose help and value the page shows.
 	settings = []string{"cold-start", "samples", "budget", "patience", "idle", "burst"}
 )
 
@@ -71,11 +71,11 @@ func run(ctx context.Context) error {
 	case os.Geteuid() != 0:
 		return errors.New("the nodes are network namespaces: run as root")
 	}
-	// Threads that wait in system calls shall not make others wait.
+	// Threads in system calls must not delay others.
 	runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	dir, err := os.MkdirTemp("", "sluice-peers-")
 	if err != nil {
-		return fmt.Errorf("make a folder: %w", err)
+		return fmt.Errorf("create a directory: %w", err)
 	}
 	b := &benchmark{began: time.Now(), dir: dir}
 	measure := b.run
@@ -86,13 +86,13 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("%w (logs are in %s)", err, dir)
 	}
 	if *keep {
-		b.say("the logs of all programs are in " + dir)
+		b.log("the logs of all programs are in " + dir)
 		return nil
 	}
 	return os.RemoveAll(dir)
 }
 
-// write writes everything that is made of the figures.
+// write writes everything that is rendered from the figures.
 func write(r *figures.Report, path string) error {
 	err := render.Write(r, path)
 	if *readme != "" {

@@ -18,20 +18,20 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// versions has the version of Kubernetes of each proxy that can be measured. One
-// without is built from the tree.
+// versions maps each proxy that can be measured to its version of Kubernetes. The empty version is
+// built from this repository.
 var versions = map[string]string{"sluice": "", "kube-proxy-1.37": "1.37", "kube-proxy-1.36": "1.36"}
 
-// programs are the paths of everything that runs.
+// programs are the paths of all programs.
 type programs struct {
 	etcd, apiServer string
 	watcher         string            // this program
-	proxies         map[string]string // by the names that peers have
+	proxies         map[string]string // by program name of a peer
 }
 
 // build builds what this run needs and the cache does not have.
 func (b *benchmark) build(ctx context.Context, peers string) error {
-	builder, err := build.New(b.say)
+	builder, err := build.New(b.log)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (b *benchmark) build(ctx context.Context, peers string) error {
 			continue
 		}
 		if version := versions[name]; version == "" {
-			b.say("building " + name + " from the tree")
+			b.log("building " + name + " from the tree")
 			b.proxies[name], err = builder.Daemon(ctx)
 		} else if of, failed := builder.Of(version); failed != nil {
 			err = failed
@@ -62,7 +62,7 @@ func (b *benchmark) build(ctx context.Context, peers string) error {
 	return nil
 }
 
-// describe notes where the figures come from.
+// describe records the machine, the versions and the settings.
 func (b *benchmark) describe(ctx context.Context, r *figures.Report) error {
 	sizes, err := process.Sizes("/proc/meminfo")
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *benchmark) describe(ctx context.Context, r *figures.Report) error {
 	return nil
 }
 
-// versionOf reads the version of a foreign program from the folder that the cache has it in.
+// versionOf returns the version of a foreign program from the name of its cache directory.
 func versionOf(path string) string {
 	folder := filepath.Base(filepath.Dir(path))
 	if i := strings.LastIndex(folder, "-v"); i >= 0 {
@@ -107,7 +107,7 @@ func versionOf(path string) string {
 	return strconv.Quote(folder)
 }
 
-// firstLine is the first line that a program prints, for the record only.
+// firstLine returns the first line that a program prints, for the record only.
 func firstLine(ctx context.Context, name string, args ...string) string {
 	out, err := exec.CommandContext(ctx, name, args...).Output()
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package process runs programs inside the hosts of a lab and keeps what they
-// say. It knows nothing of what they do.
+// Package process runs programs inside the hosts of a lab and keeps their logs. It knows nothing of
+// what they do.
 package process

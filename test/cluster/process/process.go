@@ -15,19 +15,18 @@ import (
 	"sluice/internal/conformance/traffic"
 )
 
-// grace is how long a process may take to stop when it is asked to.
-const grace = 10 * time.Second
+// stopTimeout is how long a process may take to stop after SIGTERM.
+const stopTimeout = 10 * time.Second
 
-// Spec says what to run.
+// Spec describes a program to run.
 type Spec struct {
 	Name string // of the log file; must be new
 	Dir  string // for the log file
 	Path string
 	Args []string
-	Env  []string // what differs from the test's own environment
+	Env  []string // in addition to the test's own environment
 
-	// NoSignalHandler says that the program does nothing of its own when it is asked
-	// to stop, so that the kernel ends it.
+	// NoSignalHandler says that the program does not handle SIGTERM, so that the kernel ends it.
 	NoSignalHandler bool
 }
 
@@ -38,22 +37,21 @@ type Process struct {
 	cmd  *exec.Cmd
 	log  string
 	done chan struct{}
-	err  error // how it ended; to be read after done
+	err  error // result of Wait; valid after done is closed
 
 	noSignalHandler bool
-	asked           bool // to stop
-	stopped         bool // it was waited for, too
+	stopRequested   bool
+	stopped         bool // and waited for
 }
 
-// Start starts a program inside a host. It ends with the test, even if that
-// is killed.
+// Start starts a program inside a host. It ends with the test, even if the test is killed.
 func Start(h *lab.Host, s Spec) (*Process, error) {
 	p := &Process{
 		Name: s.Name, log: filepath.Join(s.Dir, s.Name+".log"), done: make(chan struct{}), noSignalHandler: s.NoSignalHandler,
 	}
 	out, err := os.OpenFile(p.log, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("make the log of %s: %w", s.Name, err)
+		return nil, fmt.Errorf("create the log of %s: %w", s.Name, err)
 	}
 	defer out.Close() // the process has a copy
 	p.cmd = exec.Command(s.Path, s.Args...)
@@ -70,8 +68,8 @@ func Start(h *lab.Host, s Spec) (*Process, error) {
 	return p, nil
 }
 
-// Context returns a context that ends when the process does, with the way that
-// it ended as the cause. Its parent must end sooner or later.
+// Context returns a context that ends when the process does, with the process's result as the
+// cause. The parent must end eventually.
 func (p *Process) Context(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
 	go func() {
@@ -84,7 +82,7 @@ func (p *Process) Context(parent context.Context) context.Context {
 	return ctx
 }
 
-// Ended returns nil while the process runs, and after that how it ended.
+// Ended returns nil while the process runs, and afterwards an error that says how it ended.
 func (p *Process) Ended() error {
 	select {
 	case <-p.done:
@@ -103,13 +101,13 @@ func (p *Process) Wait() error {
 	return nil
 }
 
-// AskToStop asks the process to stop, once, and does not wait. It is an error if it
-// had ended by itself.
-func (p *Process) AskToStop() error {
-	if p.asked {
+// RequestStop sends SIGTERM, once, and does not wait. It returns an error if the process had
+// already ended.
+func (p *Process) RequestStop() error {
+	if p.stopRequested {
 		return nil
 	}
-	p.asked = true
+	p.stopRequested = true
 	if err := p.Ended(); err != nil {
 		return err
 	}
@@ -119,24 +117,23 @@ func (p *Process) AskToStop() error {
 	return nil
 }
 
-// Stop asks the process to stop and waits for it; a second call does nothing.
-// It is an error if it had ended by itself, does not stop or says that
-// something went wrong.
+// Stop sends SIGTERM and waits for the process; a second call does nothing. It returns an error if
+// the process had already ended, does not stop in time or fails.
 func (p *Process) Stop() error {
 	if p.stopped {
 		return nil
 	}
 	p.stopped = true
-	if err := p.AskToStop(); err != nil {
+	if err := p.RequestStop(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), traffic.Scaled(grace))
+	ctx, cancel := context.WithTimeout(context.Background(), traffic.Scaled(stopTimeout))
 	defer cancel()
 	select {
 	case <-p.done:
 	case <-ctx.Done():
 		p.Kill()
-		return fmt.Errorf("%s had not stopped after %v and was killed; its last lines:\n%s", p.Name, grace, p.Tail(20))
+		return fmt.Errorf("stop %s: killed after %v; its last lines:\n%s", p.Name, stopTimeout, p.Tail(20))
 	}
 	if p.noSignalHandler && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
 		return nil
@@ -147,16 +144,15 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Kill ends the process and its children without a word and waits until it is
-// gone.
+// Kill kills the process and its children and waits for the process.
 func (p *Process) Kill() {
 	p.stopped = true
-	// It leads a group of its own. All of it may be gone already.
+	// The process leads its own group, which may already be gone.
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	<-p.done
 }
 
-// Log returns all that the process has said so far.
+// Log returns the output of the process so far.
 func (p *Process) Log() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {

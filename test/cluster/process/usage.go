@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// Memory is what a process occupies, in bytes.
+// Memory is the memory of a process, in bytes.
 type Memory struct {
-	Resident  int64 // all of it
-	Peak      int64 // the most that Resident ever was
-	Anonymous int64 // without the pages of files, which the kernel can take back
+	Resident  int64 // VmRSS
+	Peak      int64 // maximum of Resident
+	Anonymous int64 // without file pages, which the kernel can reclaim
 }
 
-// Memory asks the kernel what the process occupies.
+// Memory returns the memory of the process.
 func (p *Process) Memory() (Memory, error) {
 	sizes, err := Sizes(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
@@ -33,7 +33,7 @@ func (p *Process) Memory() (Memory, error) {
 	return m, nil
 }
 
-// Sizes reads the lines with a size of a file such as /proc/meminfo, in bytes.
+// Sizes returns the lines with a size of a file such as /proc/meminfo, in bytes.
 func Sizes(path string) (map[string]int64, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -53,13 +53,11 @@ func Sizes(path string) (map[string]int64, error) {
 	return out, nil
 }
 
-// tick is the unit in which the kernel reports the time of processors; it has
-// been the same on every architecture of ours since there is one.
+// tick is the unit of CPU times in /proc (USER_HZ), the same on all architectures that we support.
 const tick = 10 * time.Millisecond
 
-// CPU returns the time that the process and its children have spent on
-// processors so far, also those that have ended. Whoever is of the process's
-// group is such a child.
+// CPU returns the CPU time of the process and its children so far, including those that have ended.
+// All processes of its process group count as children.
 func (p *Process) CPU() (time.Duration, error) {
 	pid := p.cmd.Process.Pid
 	own, err := readStat(strconv.Itoa(pid))
@@ -74,19 +72,19 @@ func (p *Process) CPU() (time.Duration, error) {
 	for _, entry := range all {
 		n, err := strconv.Atoi(entry.Name())
 		if err != nil || n == pid {
-			continue // no process, or counted already
+			continue // not a process, or already counted
 		}
 		if s, err := readStat(entry.Name()); err == nil && s.group == int64(pid) {
-			ticks += s.ticks // one that ends right now is its parent's in the next reading
+			ticks += s.ticks // one that is just ending is counted with its parent next time
 		}
 	}
 	return time.Duration(ticks) * tick, nil
 }
 
-// stat is what the kernel says of a process.
+// stat is a part of /proc/PID/stat.
 type stat struct {
-	group int64 // of processes
-	ticks int64 // of it and its children that have ended
+	group int64 // process group
+	ticks int64 // including children that have ended
 }
 
 func readStat(pid string) (stat, error) {
@@ -97,9 +95,8 @@ func readStat(pid string) (stat, error) {
 	return parseStat(string(text))
 }
 
-// parseStat reads the group, and adds utime, stime, cutime and cstime. The name
-// of the program may hold anything, so the fields are counted from the
-// parenthesis that ends it.
+// parseStat reads the process group and adds up utime, stime, cutime and cstime. The program name
+// may contain anything, so fields are counted from the parenthesis that ends it.
 func parseStat(text string) (stat, error) {
 	const group, first, last = 2, 11, 14 // after the parenthesis
 	var s stat
@@ -126,14 +123,14 @@ func sum(fields []string) (total int64, err error) {
 	return total, nil
 }
 
-// Settle waits until the process takes no more than little CPU time in a window,
-// but no longer than limit.
+// Settle waits until the process uses no more than little CPU time in a window, but no longer than
+// limit.
 func (p *Process) Settle(ctx context.Context, window, little, limit time.Duration) error {
 	return settle(ctx, p.CPU, window, little, limit)
 }
 
-// SettleMachine waits until the machine has little to do, but not for long: the
-// kernel goes on for a while after a node with many rules is gone.
+// SettleMachine waits up to 10 seconds until the machine is nearly idle: the kernel works for a
+// while after a node with many rules was removed.
 func SettleMachine(ctx context.Context) error {
 	const window, limit = 500 * time.Millisecond, 10 * time.Second
 	return settle(ctx, machineCPU, window, window*time.Duration(runtime.NumCPU())/10, limit)
@@ -154,13 +151,13 @@ func settle(ctx context.Context, cpu func() (time.Duration, error), window, litt
 	return ctx.Err()
 }
 
-// machineCPU returns the time that all processors of the machine have been busy.
+// machineCPU returns the busy time of all processors.
 func machineCPU() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, fmt.Errorf("read the processors' time: %w", err)
 	}
-	// Fields 3 and 4 are idle time; those from 8 on are in others already.
+	// Fields 3 and 4 are idle time; guest times, from field 8 on, are included in others.
 	first, _, _ := strings.Cut(string(text), "\n")
 	fields := strings.Fields(first)[1:]
 	ticks, err := sum(slices.Concat(fields[:3], fields[5:8]))
@@ -170,13 +167,13 @@ func machineCPU() (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// LargestPeak returns the most resident bytes of the process or of its largest
-// child, whichever is more. It waits for the process to end.
+// LargestPeak returns the maximum resident memory in bytes of the process or its largest child,
+// whichever is more. It waits for the process to end.
 func (p *Process) LargestPeak() (int64, error) {
 	<-p.done
 	r, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
-		return 0, fmt.Errorf("read the usage of %s: the kernel did not say", p.Name)
+		return 0, fmt.Errorf("read the resource usage of %s: not available", p.Name)
 	}
 	return r.Maxrss << 10, nil
 }

@@ -18,46 +18,45 @@ import (
 	"sluice/test/cluster/pki"
 )
 
-// nodeCount is how many nodes there are: one for the client, one for the
-// endpoint and one that is neither.
+// nodeCount is the number of nodes: one for the client, one for the endpoint and one that is
+// neither.
 const nodeCount = 3
 
-// proxyGroup is the group of the users that the proxies are. It has the role
-// that clusters give to kube-proxy, and nothing more.
+// proxyGroup is the group of the proxies' users. It has the role that clusters give to kube-proxy,
+// and nothing more.
 const (
 	proxyGroup = "sluice:proxies"
 	proxyRole  = "system:node-proxier"
 )
 
-// Settings says what to run.
+// Settings describe a cluster.
 type Settings struct {
-	Etcd, APIServer string // programs; none: an API server in memory
-	Proxy           string // the program that the nodes run
-	KubeProxy       string // the program that nodes run when they are told to
+	Etcd, APIServer string // paths; empty means an API server in memory
+	Proxy           string // path of our daemon
+	KubeProxy       string // path of kube-proxy
 	Dir             string // for data, certificates and logs
 	APIServerFlags  []string
-	Bare            bool // without nodes; AddNode makes them
-	Sockets         bool // the sockets of each node are in a cgroup of its own, for mode ebpf
+	Bare            bool // start without nodes; AddNode adds them
+	Sockets         bool // each node has its own cgroup, for mode ebpf
 }
 
-// Cluster is a control plane and its nodes. Its methods are called by one
-// goroutine at a time.
+// Cluster is a control plane and its nodes. Its methods must not be called concurrently.
 type Cluster struct {
 	*controlplane.ControlPlane
 	Client kubernetes.Interface // an administrator's
 	Nodes  []*Node
 
-	Cgroups *traffic.Cgroups // nil: there are none
+	Cgroups *traffic.Cgroups // nil without Settings.Sockets
 
 	settings Settings
 	hub      *lab.Lab
-	bpf      string // a BPF file system
-	started  int    // processes so far, to name their logs
-	nodes    int    // made so far
+	bpf      string // mount point of a BPF file system
+	started  int    // processes so far, for the names of their logs
+	nodes    int    // created so far
 }
 
-// Start makes the network, starts the control plane and registers the nodes.
-// No proxy runs yet.
+// Start creates the network, starts the control plane and registers the nodes. It starts no
+// proxies.
 func Start(ctx context.Context, s Settings) (_ *Cluster, err error) {
 	c := &Cluster{settings: s}
 	defer func() {
@@ -65,8 +64,8 @@ func Start(ctx context.Context, s Settings) (_ *Cluster, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	if err := c.wire(); err != nil {
-		return nil, fmt.Errorf("make the network: %w", err)
+	if err := c.buildNetwork(); err != nil {
+		return nil, fmt.Errorf("create the network: %w", err)
 	}
 	c.ControlPlane, err = controlplane.Start(ctx, controlplane.Settings{
 		Etcd: s.Etcd, APIServer: s.APIServer, Dir: s.Dir,
@@ -76,7 +75,7 @@ func Start(ctx context.Context, s Settings) (_ *Cluster, err error) {
 		return nil, fmt.Errorf("start the control plane: %w", err)
 	}
 	if c.Client, err = kubernetes.NewForConfig(c.Admin); err != nil {
-		return nil, fmt.Errorf("make the administrator's client: %w", err)
+		return nil, fmt.Errorf("create the administrator's client: %w", err)
 	}
 	if err := c.bindRole(ctx); err != nil {
 		return nil, err
@@ -89,11 +88,11 @@ func Start(ctx context.Context, s Settings) (_ *Cluster, err error) {
 	return c, nil
 }
 
-// Hub is the host of the control plane.
+// Hub returns the host of the control plane.
 func (c *Cluster) Hub() *lab.Host { return c.hub.Node() }
 
-// wire makes all hosts and connects them.
-func (c *Cluster) wire() error {
+// buildNetwork creates all hosts and connects them.
+func (c *Cluster) buildNetwork() error {
 	var err error
 	if c.settings.Sockets {
 		if c.Cgroups, err = traffic.NewCgroups(); err != nil {
@@ -106,22 +105,22 @@ func (c *Cluster) wire() error {
 	if c.hub, err = lab.New(lab.Config{}); err != nil {
 		return err
 	}
-	if err := wireHub(c.Hub()); err != nil {
+	if err := addUnderlay(c.Hub()); err != nil {
 		return err
 	}
 	if c.settings.Bare {
 		return nil
 	}
 	for range nodeCount {
-		if _, err := c.join(); err != nil {
+		if _, err := c.addHost(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// join makes a node that all others know the way to.
-func (c *Cluster) join() (*Node, error) {
+// addHost creates a node with routes to and from all others.
+func (c *Cluster) addHost() (*Node, error) {
 	var cgroup string
 	var err error
 	if c.Cgroups != nil {
@@ -136,45 +135,44 @@ func (c *Cluster) join() (*Node, error) {
 	if c.nodes++; cgroup != "" {
 		n.Pins = filepath.Join(c.bpf, n.Name)
 	}
-	if err := plugIn(c.Hub(), n.Host, n.plan); err != nil {
+	if err := connectToHub(c.Hub(), n.Host, n.addrPlan); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
 	c.Nodes = append(c.Nodes, n)
-	if err := routeTo(c.Hub(), n.plan); err != nil {
+	if err := addRoutes(c.Hub(), n.addrPlan); err != nil {
 		return nil, err
 	}
 	for _, other := range c.Nodes {
 		if other == n {
 			continue
 		}
-		if err := errors.Join(routeTo(other.Host, n.plan), routeTo(n.Host, other.plan)); err != nil {
+		if err := errors.Join(addRoutes(other.Host, n.addrPlan), addRoutes(n.Host, other.addrPlan)); err != nil {
 			return nil, err
 		}
 	}
 	return n, nil
 }
 
-// AddNode makes and registers one more node.
+// AddNode creates and registers another node.
 func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
-	n, err := c.join()
+	n, err := c.addHost()
 	if err != nil {
 		return nil, fmt.Errorf("add a node: %w", err)
 	}
 	return n, c.Register(ctx, n)
 }
 
-// RemoveNode takes a node away, with everything that its kernel knew. Whatever
-// runs on it must have ended.
+// RemoveNode removes a node and its kernel state. Everything that runs on it must have ended.
 func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	c.Nodes = slices.DeleteFunc(c.Nodes, func(other *Node) bool { return other == n })
 	err := c.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
-	if err := errors.Join(err, unplug(c.Hub(), n.plan), n.close()); err != nil {
+	if err := errors.Join(err, disconnectFromHub(c.Hub(), n.addrPlan), n.close()); err != nil {
 		return fmt.Errorf("remove %s: %w", n.Name, err)
 	}
 	return nil
 }
 
-// bindRole gives the proxies their role.
+// bindRole binds the role to the proxies' group.
 func (c *Cluster) bindRole(ctx context.Context) error {
 	_, err := c.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: proxyGroup},
@@ -187,12 +185,12 @@ func (c *Cluster) bindRole(ctx context.Context) error {
 	return nil
 }
 
-// ProxyIdentity is the user of a node's proxy.
+// ProxyIdentity returns the user of a node's proxy.
 func ProxyIdentity(n *Node) pki.Identity {
 	return pki.Identity{Name: "sluice:" + n.Name, Groups: []string{proxyGroup}}
 }
 
-// Close ends everything.
+// Close stops everything.
 func (c *Cluster) Close() error {
 	var errs []error
 	if c.ControlPlane != nil {

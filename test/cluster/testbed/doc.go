@@ -1,6 +1,5 @@
-// Package testbed is a cluster in one machine: a real control plane, three
-// nodes and their pods, all in network namespaces. Nothing of the machine's own
-// network is touched.
+// Package testbed is a cluster on one machine: a real control plane, three nodes and their pods,
+// all in network namespaces. It does not touch the machine's own network.
 //
 //	             control plane: etcd, kube-apiserver
 //	                             |
@@ -9,10 +8,9 @@
 //	outside - node-1   outside - node-2   outside - node-3
 //	         pod  pod           pod  pod         pod  pod
 //
-// The outside of a node is whatever lies behind its default route: clients
-// with any address, which know that node and no other. Each node runs a proxy
-// of its own, a process that is started and stopped by the tests.
+// The outside of a node is what lies behind its default route: clients with any address, which can
+// reach that node only. Each node runs its own proxy, a process that tests start and stop.
 //
-// There is no controller: the testbed writes Nodes and EndpointSlices itself.
-// It does not judge what the proxies do.
+// There is no controller: the testbed writes Nodes and EndpointSlices itself. It does not judge
+// what the proxies do.
 package testbed

@@ -13,16 +13,16 @@ import (
 	"sluice/test/cluster/controlplane"
 )
 
-// Gate is a second way to the API server, for one client, which can be shut.
+// Gate is a TCP relay to the API server for one client, which can be shut.
 type Gate struct {
 	At netip.AddrPort
 
-	host    *lab.Host // that has the address
+	host    *lab.Host // that listens on At
 	hub     *lab.Host
 	running sync.WaitGroup
 
 	mu    sync.Mutex
-	ln    net.Listener // nil: shut
+	ln    net.Listener // nil if shut
 	conns map[net.Conn]bool
 }
 
@@ -31,14 +31,14 @@ func (c *Cluster) NewGate(port uint16) (*Gate, error) {
 	return c.NewGateOn(c.Hub(), netip.AddrPortFrom(hubAddrs[0], port))
 }
 
-// NewGateOn opens a gate on any host, which need not know another way to the API
-// server. If it is not to be asked for its name, the address is 127.0.0.1.
+// NewGateOn opens a gate on any host, which needs no route to the API server. At 127.0.0.1 the API
+// server's certificate is valid.
 func (c *Cluster) NewGateOn(h *lab.Host, at netip.AddrPort) (*Gate, error) {
 	g := &Gate{At: at, host: h, hub: c.Hub(), conns: map[net.Conn]bool{}}
 	return g, g.Open()
 }
 
-// Open lets connections through.
+// Open listens and relays connections.
 func (g *Gate) Open() error {
 	var ln net.Listener
 	err := g.host.Do(func() error {
@@ -56,7 +56,7 @@ func (g *Gate) Open() error {
 	return nil
 }
 
-// Shut breaks all connections and refuses new ones until Open.
+// Shut closes all connections and refuses new ones until Open.
 func (g *Gate) Shut() {
 	g.mu.Lock()
 	if g.ln != nil {
@@ -68,7 +68,7 @@ func (g *Gate) Shut() {
 	g.running.Wait()
 }
 
-// Cut breaks all connections, and takes new ones.
+// Cut closes all connections; new ones are accepted.
 func (g *Gate) Cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +93,7 @@ func (g *Gate) accept(ln net.Listener) {
 			_ = in.Close() // the client sees an API server that is down
 			continue
 		}
-		if !g.keep(ln, in, out) {
+		if !g.track(ln, in, out) {
 			return
 		}
 		g.running.Go(func() { g.copy(in, out) })
@@ -101,8 +101,8 @@ func (g *Gate) accept(ln net.Listener) {
 	}
 }
 
-// keep notes connections to be broken, unless it is too late for them.
-func (g *Gate) keep(ln net.Listener, conns ...net.Conn) bool {
+// track records connections for cut, or closes them if the gate was shut meanwhile.
+func (g *Gate) track(ln net.Listener, conns ...net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, conn := range conns {
@@ -115,7 +115,7 @@ func (g *Gate) keep(ln net.Listener, conns ...net.Conn) bool {
 	return g.ln == ln
 }
 
-// copy carries one direction. When it ends, so does the connection.
+// copy relays one direction, and closes the connection when it ends.
 func (g *Gate) copy(to, from net.Conn) {
 	_, _ = io.Copy(to, from)
 	g.mu.Lock()

@@ -13,20 +13,20 @@ import (
 	"sluice/internal/conformance/lab"
 )
 
-// underlay is the name of the link between the nodes, at each end.
+// underlay is the name of both ends of the link between nodes.
 const underlay = "underlay"
 
-// The addresses of the cluster. Those of node n end in 10+n.
+// The addresses of the cluster. The last part of node n's addresses is 10+n.
 var (
 	serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
 	hubAddrs     = []netip.Addr{netip.MustParseAddr("192.168.60.2"), netip.MustParseAddr("fd00:60::2")}
 )
 
-// ClusterCIDR is where the pods of all nodes are, as a flag has it.
+// ClusterCIDR is the value of --cluster-cidr.
 const ClusterCIDR = "10.244.0.0/16,fd00:244::/48"
 
-// plan is the addresses of one node.
-type plan struct {
+// addresses are the addresses of one node.
+type addresses struct {
 	name     string
 	node     []netip.Addr // to the outside
 	underlay []netip.Addr // to the other nodes
@@ -34,10 +34,10 @@ type plan struct {
 	pods     []netip.Prefix
 }
 
-func planOf(n int) plan {
+func addressesOf(n int) addresses {
 	addr := func(format string, last int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, last)) }
 	v4, v6 := addr("10.244.%d.0", n), addr("fd00:244:0:%x::", n)
-	return plan{
+	return addresses{
 		name:     fmt.Sprintf("node-%d", n),
 		node:     []netip.Addr{addr("192.168.50.%d", 10+n), addr("2001:db8:50::%d", 10+n)},
 		underlay: []netip.Addr{addr("192.168.60.%d", 10+n), addr("fd00:60::%d", 10+n)},
@@ -46,8 +46,8 @@ func planOf(n int) plan {
 	}
 }
 
-// wireHub makes the switch that the nodes are plugged into.
-func wireHub(hub *lab.Host) error {
+// addUnderlay creates the bridge that the nodes are connected to.
+func addUnderlay(hub *lab.Host) error {
 	return hub.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = underlay
@@ -62,8 +62,8 @@ func wireHub(hub *lab.Host) error {
 	})
 }
 
-// plugIn connects a node with the hub.
-func plugIn(hub, node *lab.Host, p plan) error {
+// connectToHub connects a node to the hub.
+func connectToHub(hub, node *lab.Host, p addresses) error {
 	var ns netns.NsHandle
 	err := node.Do(func() error {
 		var err error
@@ -81,11 +81,11 @@ func plugIn(hub, node *lab.Host, p plan) error {
 		}
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MasterIndex = "to-"+p.name, bridge.Attrs().Index
-		cable := &netlink.Veth{LinkAttrs: attrs, PeerName: underlay, PeerNamespace: netlink.NsFd(ns)}
-		if err := netlink.LinkAdd(cable); err != nil {
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: underlay, PeerNamespace: netlink.NsFd(ns)}
+		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
-		return netlink.LinkSetUp(cable)
+		return netlink.LinkSetUp(veth)
 	})
 	if err != nil {
 		return fmt.Errorf("connect %s with the underlay: %w", p.name, err)
@@ -99,19 +99,19 @@ func plugIn(hub, node *lab.Host, p plan) error {
 	})
 }
 
-// unplug takes the cable of a node away, and with it the routes over it.
-func unplug(hub *lab.Host, p plan) error {
+// disconnectFromHub removes the link of a node, and its routes with it.
+func disconnectFromHub(hub *lab.Host, p addresses) error {
 	return hub.Do(func() error {
 		link, err := netlink.LinkByName("to-" + p.name)
 		if err != nil {
-			return fmt.Errorf("find the cable of %s: %w", p.name, err)
+			return fmt.Errorf("find the link of %s: %w", p.name, err)
 		}
 		return netlink.LinkDel(link)
 	})
 }
 
-// Answer makes a pod answer on ports of every address of an IPv4 prefix, as many
-// pods in one. Only its own node knows the way to them.
+// Answer makes a pod answer on ports of every address of an IPv4 prefix, as if it were many pods.
+// Only its own node has a route to them.
 func (p *Pod) Answer(prefix netip.Prefix, ports ...Port) error {
 	if err := p.listen(netip.IPv4Unspecified(), ports...); err != nil {
 		return err
@@ -144,8 +144,8 @@ func (p *Pod) Answer(prefix netip.Prefix, ports ...Port) error {
 	return nil
 }
 
-// routeTo tells a host the way to a node and its pods.
-func routeTo(from *lab.Host, p plan) error {
+// addRoutes adds routes to a node and its pods.
+func addRoutes(from *lab.Host, p addresses) error {
 	return from.Do(func() error {
 		link, err := netlink.LinkByName(underlay)
 		if err != nil {
@@ -163,7 +163,7 @@ func routeTo(from *lab.Host, p plan) error {
 	})
 }
 
-// addAddrs gives a link addresses of networks that lie on it.
+// addAddrs adds addresses to a link, with the prefix of the link's network.
 func addAddrs(link netlink.Link, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		bits := 24

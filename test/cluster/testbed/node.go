@@ -19,25 +19,25 @@ import (
 // Node is one node of the cluster.
 type Node struct {
 	Name    string
-	Addrs   []netip.Addr // one of each family, as its Node object has them
+	Addrs   []netip.Addr // one of each family, the InternalIPs of its Node object
 	Host    *lab.Host
-	Outside *lab.Host // what lies behind its default route
-	Pins    string    // where mode ebpf keeps its programs; empty: there is no place for them
+	Outside *lab.Host // host behind its default route
+	Pins    string    // --bpf-root of mode ebpf; empty without Settings.Sockets
 
-	plan plan
-	lab  *lab.Lab
-	pods int // made so far
+	addrPlan addresses
+	lab      *lab.Lab
+	pods     int // created so far
 }
 
 func newNode(n int, cgroup string) (*Node, error) {
-	p := planOf(n)
+	p := addressesOf(n)
 	l, err := lab.New(lab.Config{NodeAddrs: p.node, BridgeAddrs: p.bridge, Cgroup: cgroup})
 	if err != nil {
 		return nil, err
 	}
 	return &Node{
 		Name: p.name, Addrs: p.node,
-		Host: l.Node(), Outside: l.Outside(), plan: p, lab: l,
+		Host: l.Node(), Outside: l.Outside(), addrPlan: p, lab: l,
 	}, nil
 }
 
@@ -48,12 +48,12 @@ func (c *Cluster) Register(ctx context.Context, n *Node) error {
 	return c.RegisterAs(ctx, n, n.Name)
 }
 
-// RegisterAs is Register by another name.
+// RegisterAs is Register with another name.
 func (c *Cluster) RegisterAs(ctx context.Context, n *Node, name string) error {
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}},
 	}
-	for _, p := range n.plan.pods {
+	for _, p := range n.addrPlan.pods {
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, p.String())
 	}
 	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
@@ -71,8 +71,7 @@ func (c *Cluster) RegisterAs(ctx context.Context, n *Node, name string) error {
 	return nil
 }
 
-// Pod is a pod of a node. It answers on every port it was told to, with its
-// own address and the client's.
+// Pod is a pod of a node. It answers on its ports with its own address and the client's.
 type Pod struct {
 	Name  string
 	Node  *Node
@@ -82,7 +81,7 @@ type Pod struct {
 	listeners []*traffic.Listener
 }
 
-// Port is where a pod answers.
+// Port is a port that a pod answers on.
 type Port struct {
 	Protocol proxy.Protocol
 	Number   uint16
@@ -92,7 +91,7 @@ type Port struct {
 func (n *Node) AddPod(name string, ports ...Port) (_ *Pod, err error) {
 	n.pods++
 	p := &Pod{Name: name, Node: n}
-	for _, bridge := range n.plan.bridge {
+	for _, bridge := range n.addrPlan.bridge {
 		p.Addrs = append(p.Addrs, offset(bridge, n.pods))
 	}
 	if p.Host, err = n.lab.AddPod(name, p.Addrs...); err != nil {
@@ -121,9 +120,9 @@ func (p *Pod) listen(a netip.Addr, ports ...Port) error {
 	return nil
 }
 
-// ignoreRedirects keeps the node between two of its pods. They share a link, so
-// the kernel advises them by ICMPv6 to do without the node, and with it without
-// the translation of addresses back.
+// ignoreRedirects keeps traffic between two pods of a node on the path through the node. They share
+// a link, so the kernel would send ICMPv6 redirects, and replies would bypass the reverse address
+// translation.
 func ignoreRedirects(h *lab.Host) error {
 	return h.Do(func() error {
 		const path = "/proc/sys/net/ipv6/conf/eth0/accept_redirects"
@@ -134,7 +133,7 @@ func ignoreRedirects(h *lab.Host) error {
 	})
 }
 
-// StopAnswering closes the pod's ports, as its processes do when they end.
+// StopAnswering closes the pod's ports, as when its processes end.
 func (p *Pod) StopAnswering() error {
 	var errs []error
 	for _, l := range p.listeners {
@@ -144,7 +143,7 @@ func (p *Pod) StopAnswering() error {
 	return errors.Join(errs...)
 }
 
-// Remove stops the pod and takes its addresses away.
+// Remove stops the pod and removes its addresses.
 func (p *Pod) Remove() error {
 	return errors.Join(p.StopAnswering(), p.Node.lab.RemovePod(p.Host))
 }

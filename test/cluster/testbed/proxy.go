@@ -9,7 +9,7 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// The proxy modes. Kube-proxy has no userspace and no ebpf.
+// The proxy modes. kube-proxy has no userspace and no ebpf.
 const (
 	NFTables  = "nftables"
 	IPTables  = "iptables"
@@ -18,19 +18,19 @@ const (
 	EBPF      = "ebpf"
 )
 
-// Proxy says how a node's proxy is run. The zero value is the ordinary way.
+// Proxy describes how a node's proxy is run. The zero value is the default.
 type Proxy struct {
-	User      pki.User // the zero value: a new user that has the role
-	As        string   // the name of the Node it is; empty: that of its node
-	Program   string   // empty: that of the cluster's settings
-	Mode      string   // empty: nftables
-	Pods      string   // where the pods of all nodes are; empty: ClusterCIDR
-	KubeProxy bool     // it is the real kube-proxy
-	Env       []string // what differs from the test's own environment
+	User      pki.User // default: a new user with the proxies' role
+	As        string   // Node name; default: that of its node
+	Program   string   // default: that of the cluster's settings
+	Mode      string   // default: nftables
+	Pods      string   // --cluster-cidr; default: ClusterCIDR
+	KubeProxy bool     // Program is kube-proxy
+	Env       []string // in addition to the test's own environment
 	Args      []string // more flags
 }
 
-// withDefaults fills in what is missing for the proxy of a node, but for its user.
+// withDefaults fills in all defaults except the user.
 func (p Proxy) withDefaults(n *Node, s Settings) Proxy {
 	p.As = cmp.Or(p.As, n.Name)
 	if p.KubeProxy {
@@ -42,8 +42,8 @@ func (p Proxy) withDefaults(n *Node, s Settings) Proxy {
 	return p
 }
 
-// StartProxy starts the proxy of a node. Its rules stay when it stops; the next
-// proxy of the node takes them over.
+// StartProxy starts the proxy of a node. Its rules remain when it stops; the node's next proxy
+// takes them over.
 func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 	if p.User.Dir == "" {
 		var err error
@@ -63,22 +63,22 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 		Env: p.Env, NoSignalHandler: p.KubeProxy,
 	}
 	if p.KubeProxy {
-		// The limit is the machine's and cannot be set from a namespace, for
-		// which kube-proxy would end.
+		// The limit belongs to the machine and cannot be set from a namespace; kube-proxy would
+		// exit.
 		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")
 	} else {
 		spec.Args = append(spec.Args, "--status-socket="+c.StatusSocket(n))
-		spec.Args = append(spec.Args, n.sockets()...)
+		spec.Args = append(spec.Args, n.ebpfFlags()...)
 	}
 	spec.Args = append(spec.Args, p.Args...)
 	return c.start(n, "proxy", spec)
 }
 
-// StatusSocket returns where our daemon on a node answers.
+// StatusSocket returns the path of the status socket of our daemon on a node.
 func (c *Cluster) StatusSocket(n *Node) string { return filepath.Join(c.settings.Dir, n.Name+".sock") }
 
-// InForce waits until everything that our daemon on a node knows is in force.
-func (c *Cluster) InForce(n *Node) error {
+// WaitInForce waits until everything that our daemon on a node knows is in force.
+func (c *Cluster) WaitInForce(n *Node) error {
 	p, err := c.StartProgram(n, "status", c.settings.Proxy, "status", "--wait=60s", "--socket="+c.StatusSocket(n))
 	if err != nil {
 		return err
@@ -86,9 +86,9 @@ func (c *Cluster) InForce(n *Node) error {
 	return p.Wait()
 }
 
-// sockets says which sockets mode ebpf acts on, and where it keeps its programs: also
-// to other modes, which clean up.
-func (n *Node) sockets() []string {
+// ebpfFlags returns the flags for the cgroup and the BPF file system of mode ebpf. Other modes need
+// them to clean up.
+func (n *Node) ebpfFlags() []string {
 	if n.Pins == "" {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (c *Cluster) StartProgram(n *Node, name, path string, args ...string) (*pro
 	return c.start(n, name, process.Spec{Path: path, Args: args})
 }
 
-// start gives a process a log of its own and starts it.
+// start starts a process with its own log.
 func (c *Cluster) start(n *Node, name string, s process.Spec) (*process.Process, error) {
 	c.started++
 	s.Name, s.Dir = fmt.Sprintf("%s-%s-%d", n.Name, name, c.started), c.settings.Dir
@@ -109,18 +109,15 @@ func (c *Cluster) start(n *Node, name string, s process.Spec) (*process.Process,
 
 // CleanUp removes the rules that proxies have left on a node.
 func (c *Cluster) CleanUp(n *Node) error {
-	p, err := c.StartProgram(n, "cleanup", c.settings.Proxy, append(n.sockets(), "--cleanup")...)
+	p, err := c.StartProgram(n, "cleanup", c.settings.Proxy, append(n.ebpfFlags(), "--cleanup")...)
 	if err != nil {
 		return err
 	}
 	return p.Wait()
 }
 
-// Sluice returns the program of our daemon.
+// Sluice returns the path of our daemon.
 func (c *Cluster) Sluice() string { return c.settings.Proxy }
 
-// KubeProxy returns the program of the real kube-proxy.
+// KubeProxy returns the path of the real kube-proxy.
 func (c *Cluster) KubeProxy() string { return c.settings.KubeProxy }
-
-// Daemon returns the program that nodes run.
-func (c *Cluster) Daemon() string { return c.settings.Proxy }

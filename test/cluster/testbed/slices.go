@@ -17,17 +17,17 @@ import (
 // LabelProxyName on a Service says that another proxy serves it.
 const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Phase is where a pod is in its life.
+// Phase is the state of a pod.
 type Phase uint8
 
 // The phases.
 const (
-	Ready       Phase = iota // it takes requests
-	Terminating              // it was told to stop, and still answers
-	Unready                  // it answers nobody
+	Ready       Phase = iota // accepts requests
+	Terminating              // is stopping, but still answers
+	Unready                  // does not answer
 )
 
-// conditions returns the phase as EndpointSlices have it.
+// conditions returns the conditions of the pod's endpoints.
 func (p Phase) conditions() discoveryv1.EndpointConditions {
 	is := func(phases ...Phase) *bool {
 		yes := slices.Contains(phases, p)
@@ -42,10 +42,10 @@ func (p Phase) conditions() discoveryv1.EndpointConditions {
 type Member struct {
 	Pod   *Pod
 	Phase Phase
-	Zone  string // which zone's nodes are to use it; empty: no hint
+	Zone  string // zone hint; empty means none
 }
 
-// hints returns what the controller would hint.
+// hints returns the hints that the controller would write.
 func (m Member) hints() *discoveryv1.EndpointHints {
 	if m.Zone == "" {
 		return nil
@@ -107,7 +107,7 @@ func sliceOf(svc *v1.Service, family v1.IPFamily, members []Member) *discoveryv1
 		},
 		AddressType: discoveryv1.AddressType(family),
 	}
-	// A label of the Service says who proxies it, and its slices repeat that.
+	// The slices repeat the label of the Service that names its proxy.
 	if by, ok := svc.Labels[LabelProxyName]; ok {
 		s.Labels[LabelProxyName] = by
 	}

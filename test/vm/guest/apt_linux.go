@@ -12,21 +12,20 @@ import (
 	"strings"
 )
 
-// apt fetches packages of one Debian release. It has a state, a cache and
-// sources of its own and believes that nothing is installed.
+// apt downloads packages of one Debian release. It has its own state, cache and sources, and its
+// package database is empty.
 type apt struct {
 	dir     string
 	release string // bookworm
 }
 
-// debianURI finds the addresses of Debian's archive in apt's sources, which are
-// written in two formats.
+// debianURI matches the address of Debian's archive in both formats of apt's sources.
 var debianURI = regexp.MustCompile(`(?m)^(?:deb\s|URIs:)[^#\n]*?(\S+://\S+/debian)/?(?:\s|$)`)
 
 // mirror returns the archive that this machine uses.
 func mirror() (string, error) {
 	for _, pattern := range []string{"sources.list", "sources.list.d/*.list", "sources.list.d/*.sources"} {
-		files, _ := filepath.Glob(filepath.Join("/etc/apt", pattern)) // fails for bad patterns only
+		files, _ := filepath.Glob(filepath.Join("/etc/apt", pattern)) // fails only for bad patterns
 		for _, f := range files {
 			text, err := os.ReadFile(f)
 			if err != nil {
@@ -37,10 +36,10 @@ func mirror() (string, error) {
 			}
 		}
 	}
-	return "", errors.New("find a Debian mirror: the sources in /etc/apt name none that ends in /debian")
+	return "", errors.New("find a Debian mirror: no source in /etc/apt ends in /debian")
 }
 
-// prepare writes the configuration and fetches the lists of packages.
+// prepare writes the configuration and downloads the package lists.
 func (a apt) prepare() error {
 	uri, err := mirror()
 	if err != nil {
@@ -53,7 +52,7 @@ func (a apt) prepare() error {
 	}
 	source := "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
 	sources := fmt.Sprintf("%s%s %s main\n", source, uri, a.release)
-	if a.release != "sid" { // which has no security updates of its own
+	if a.release != "sid" { // sid has no security archive
 		sources += fmt.Sprintf("%s%s-security %s-security main\n", source, uri, a.release)
 	}
 	conf := fmt.Sprintf(`Dir::State "%[1]s/state";
@@ -76,8 +75,7 @@ Acquire::Retries "3";
 	return err
 }
 
-// names returns the packages whose names match a pattern, which begins with a
-// literal prefix.
+// names returns the packages whose names match a pattern, which must begin with a literal prefix.
 func (a apt) names(pattern *regexp.Regexp) ([]string, error) {
 	prefix, _ := pattern.LiteralPrefix()
 	out, err := a.run("apt-cache", "pkgnames", prefix)
@@ -87,7 +85,7 @@ func (a apt) names(pattern *regexp.Regexp) ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(out), func(n string) bool { return !pattern.MatchString(n) }), nil
 }
 
-// fetch unpacks packages into a folder, those they depend on only if asked to.
+// fetch downloads packages and unpacks them into a directory, optionally with their dependencies.
 func (a apt) fetch(to string, dependencies bool, names ...string) error {
 	archives := filepath.Join(a.dir, "cache", "archives")
 	cmd := append([]string{"apt-get", "install", "-qy", "--download-only", "--no-install-recommends"}, names...)
@@ -99,7 +97,7 @@ func (a apt) fetch(to string, dependencies bool, names ...string) error {
 	}
 	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
 	if err == nil && len(debs) == 0 {
-		err = fmt.Errorf("fetch %v: apt has brought nothing", names)
+		err = fmt.Errorf("fetch %v: apt downloaded nothing", names)
 	}
 	for _, deb := range debs {
 		if err == nil {
@@ -110,7 +108,7 @@ func (a apt) fetch(to string, dependencies bool, names ...string) error {
 	return err
 }
 
-// run runs a program and returns what it prints.
+// run runs a program and returns its standard output.
 func (a apt) run(args ...string) (string, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = filepath.Join(a.dir, "cache", "archives") // where apt-get download leaves packages

@@ -9,31 +9,30 @@ import (
 	"path/filepath"
 )
 
-// archive writes a cpio archive in the format that the kernel unpacks at boot.
-// It keeps its first error.
+// archive writes a cpio archive in the format of an initramfs. It keeps its first error.
 type archive struct {
 	w     io.Writer
 	inode int
-	made  map[string]bool // directories
+	dirs  map[string]bool // directories
 	err   error
 }
 
 func newArchive(w io.Writer) *archive {
-	return &archive{w: w, made: map[string]bool{".": true, "/": true}}
+	return &archive{w: w, dirs: map[string]bool{".": true, "/": true}}
 }
 
-// The kinds of entries, as the kernel numbers them.
+// The types of entries, as in st_mode.
 const (
 	cpioDir  = 0o040000
 	cpioFile = 0o100000
 	cpioLink = 0o120000
 )
 
-// entry writes one entry and the directories above it. Every one has an inode of
-// its own, or the kernel takes files for links to each other.
+// entry writes one entry and its parent directories. Each has its own inode, because the kernel
+// treats files with the same inode as hard links.
 func (a *archive) entry(name string, mode fs.FileMode, kind int, content []byte) {
-	if dir := path.Dir(name); !a.made[dir] {
-		a.made[dir] = true
+	if dir := path.Dir(name); !a.dirs[dir] {
+		a.dirs[dir] = true
 		a.entry(dir, 0o755, cpioDir, nil)
 	}
 	a.inode++
@@ -54,8 +53,8 @@ func (a *archive) write(name string, inode, mode int, content []byte) {
 	}
 }
 
-// dir, file and link write an entry of that kind. Names are relative to the root.
-func (a *archive) dir(name string) { a.made[name] = true; a.entry(name, 0o755, cpioDir, nil) }
+// dir, file and link write an entry of that type. Names are relative to the root.
+func (a *archive) dir(name string) { a.dirs[name] = true; a.entry(name, 0o755, cpioDir, nil) }
 
 func (a *archive) file(name string, mode fs.FileMode, content []byte) {
 	a.entry(name, mode, cpioFile, content)
@@ -63,7 +62,7 @@ func (a *archive) file(name string, mode fs.FileMode, content []byte) {
 
 func (a *archive) link(name, to string) { a.entry(name, 0o777, cpioLink, []byte(to)) }
 
-// tree writes a file, or a folder with all that is in it.
+// tree writes a file, or a directory with its contents.
 func (a *archive) tree(name, from string) {
 	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -77,7 +76,7 @@ func (a *archive) tree(name, from string) {
 	}
 }
 
-// add writes what is at a path.
+// add writes the file, directory or link at a path.
 func (a *archive) add(name, from string, d fs.DirEntry) error {
 	info, err := d.Info()
 	if err != nil {
@@ -85,7 +84,7 @@ func (a *archive) add(name, from string, d fs.DirEntry) error {
 	}
 	switch {
 	case d.IsDir():
-		if !a.made[name] {
+		if !a.dirs[name] {
 			a.dir(name)
 		}
 	case d.Type() == fs.ModeSymlink:
@@ -101,12 +100,12 @@ func (a *archive) add(name, from string, d fs.DirEntry) error {
 		}
 		a.file(name, info.Mode(), content)
 	default:
-		return fmt.Errorf("pack %s: it is neither a file nor a folder nor a link", from)
+		return fmt.Errorf("pack %s: not a regular file, directory or symbolic link", from)
 	}
 	return a.err
 }
 
-// close ends the archive.
+// close writes the trailer.
 func (a *archive) close() error {
 	a.write("TRAILER!!!", 0, 0, nil)
 	return a.err

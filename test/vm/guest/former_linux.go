@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// ErrNoHistory says that there is no former version.
-var ErrNoHistory = errors.New("there is no history to take a former daemon from, as in a source archive")
+// ErrNoHistory says that no former version can be built.
+var ErrNoHistory = errors.New("find the former version: this is no git checkout with history")
 
-// BuildFormer builds the daemon of the last release or, where there is none, of the last
-// commit, in a folder below another one, unless it is there, and returns the program.
+// BuildFormer builds the daemon of the last release or, without a release, of the previous commit,
+// in a subdirectory of below, unless it exists, and returns its path.
 func BuildFormer(below string) (string, error) {
 	dir := filepath.Join(below, "former")
 	program := filepath.Join(dir, "sluice")

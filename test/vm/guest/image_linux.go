@@ -17,8 +17,8 @@ import (
 //go:embed init.sh
 var initScript []byte
 
-// programs are the guest's, beside busybox's, with the names they go by.
-var programs = map[string][]string{
+// guestPrograms are the guest's programs besides busybox, with their other names.
+var guestPrograms = map[string][]string{
 	"dash": {"sh"},
 	"kmod": {"modprobe", "lsmod", "insmod", "rmmod"},
 	"nft":  nil, "ip": nil, "ss": nil, "tc": nil, "ipset": nil, "conntrack": nil, "ipvsadm": nil,
@@ -32,24 +32,24 @@ var programs = map[string][]string{
 	},
 }
 
-// loaded are the modules that are there when a job begins. The kernel asks for
-// most of them by itself, but only when they are needed, which takes its time.
-var loaded = strings.Fields(`veth dummy bridge br_netfilter tun sctp sctp_diag tcp_diag udp_diag
+// preloadedModules are loaded before a job starts. The kernel would load most of them on demand,
+// which takes time in the middle of a test.
+var preloadedModules = strings.Fields(`veth dummy bridge br_netfilter tun sctp sctp_diag tcp_diag udp_diag
 nf_tables nf_conntrack nf_conntrack_netlink nf_nat nfnetlink_log nft_chain_nat nft_ct nft_nat nft_masq nft_redir nft_numgen nft_hash
 nft_fib nft_fib_ipv4 nft_fib_ipv6 nft_fib_inet nft_reject nft_reject_ipv4 nft_reject_ipv6 nft_reject_inet nft_limit nft_log
 nft_counter nft_objref nft_quota nft_tproxy nft_socket nft_compat
 ip_tables ip6_tables iptable_filter iptable_nat iptable_mangle ip6table_filter ip6table_nat ip6table_mangle ip_set
 ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq ip_vs_mh ip_vs_fo ip_vs_ovf`)
 
-// modulePaths are the kernel's modules that go into the image; the others are
-// for hardware that the guest has not.
+// modulePaths are the modules that go into the image; the others are for hardware that the guest
+// does not have.
 var modulePaths = []string{
 	"net/802", "net/8021q", "net/bridge", "net/core", "net/ipv4", "net/ipv6", "net/llc", "net/netfilter", "net/netlink",
 	"net/packet", "net/sched", "net/sctp", "net/unix", "net/xfrm", "lib", "crypto", "arch",
 	"drivers/net/veth", "drivers/net/dummy", "drivers/net/tun", "drivers/net/ifb", "drivers/net/vxlan",
 }
 
-// image returns the folder with vmlinuz and base.cpio of a kernel.
+// image returns the directory with vmlinuz and base.cpio of a kernel.
 func (c *Cache) image(version string) (string, error) {
 	unlock, err := c.lock()
 	if err != nil {
@@ -64,29 +64,29 @@ func (c *Cache) image(version string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	recipe := fmt.Sprintf("%s%v%v%v", initScript, programs, loaded, modulePaths)
+	recipe := fmt.Sprintf("%s%v%v%v", initScript, guestPrograms, preloadedModules, modulePaths)
 	name := fmt.Sprintf("images/%s-%x", version, sha256.Sum256([]byte(recipe)))
-	return c.filled(name[:len(name)-48], func(dir string) error {
+	return c.dir(name[:len(name)-48], func(dir string) error {
 		vmlinuz, err := filepath.Glob(filepath.Join(kernel, "boot", "vmlinuz-*"))
 		if len(vmlinuz) == 0 {
 			vmlinuz, err = filepath.Glob(filepath.Join(kernel, "usr", "lib", "modules", "*", "vmlinuz"))
 		}
 		if err != nil || len(vmlinuz) != 1 {
-			return fmt.Errorf("find the one vmlinuz in %s: there is %v", kernel, vmlinuz)
+			return fmt.Errorf("find vmlinuz in %s: want one, got %v", kernel, vmlinuz)
 		}
 		i := &image{root: root(tools), dir: dir}
 		return errors.Join(os.Link(vmlinuz[0], filepath.Join(dir, "vmlinuz")), i.write(kernel))
 	})
 }
 
-// image is an image while it is made.
+// image is an image under construction.
 type image struct {
 	*archive
 	root root
 	dir  string
 }
 
-// write makes base.cpio.
+// write creates base.cpio.
 func (i *image) write(kernel string) error {
 	f, err := os.Create(filepath.Join(i.dir, "base.cpio"))
 	if err != nil {
@@ -98,18 +98,18 @@ func (i *image) write(kernel string) error {
 		i.archive.dir(d)
 	}
 	i.file("init", 0o755, initScript)
-	i.file("etc/modules", 0o644, []byte(strings.Join(loaded, " ")))
+	i.file("etc/modules", 0o644, []byte(strings.Join(preloadedModules, " ")))
 	i.file("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\n"))
 	i.file("etc/hosts", 0o644, []byte("127.0.0.1 localhost\n::1 localhost\n"))
 	err = errors.Join(i.programs(), i.modules(kernel))
 	return errors.Join(err, i.close(), w.Flush(), f.Close())
 }
 
-// programs packs the programs and all the libraries they need.
+// programs packs the programs and the libraries that they need.
 func (i *image) programs() error {
 	libraries := map[string]string{}
 	taken := map[string]bool{"depmod": true}
-	for name, links := range programs {
+	for name, links := range guestPrograms {
 		taken[name] = true
 		from, err := i.root.find(name, programDirs)
 		if err != nil {
@@ -124,7 +124,7 @@ func (i *image) programs() error {
 			return err
 		}
 	}
-	// The kernel runs this one.
+	// The kernel runs /sbin/modprobe.
 	i.link("sbin/modprobe", "/bin/kmod")
 	extensions, err := i.root.find("xtables", libraryDirs)
 	if err != nil {
@@ -138,7 +138,7 @@ func (i *image) programs() error {
 	return i.busybox(taken)
 }
 
-// busybox packs it under the names of all programs that nobody else brings.
+// busybox packs busybox, with links for all applets that no other program provides.
 func (i *image) busybox(taken map[string]bool) error {
 	from, err := i.root.find("busybox", programDirs)
 	if err != nil {
@@ -154,14 +154,14 @@ func (i *image) busybox(taken map[string]bool) error {
 	return err
 }
 
-// modules packs the kernel's modules, decompressed, and what they depend on.
+// modules packs the kernel's modules, decompressed, with their dependency lists.
 func (i *image) modules(kernel string) error {
 	all, err := filepath.Glob(filepath.Join(kernel, "lib", "modules", "*"))
 	if len(all) == 0 {
 		all, err = filepath.Glob(filepath.Join(kernel, "usr", "lib", "modules", "*"))
 	}
 	if err != nil || len(all) != 1 {
-		return fmt.Errorf("find the modules in %s: there is %v", kernel, all)
+		return fmt.Errorf("find the modules in %s: want one directory, got %v", kernel, all)
 	}
 	release := filepath.Base(all[0])
 	work, err := os.MkdirTemp(i.dir, "modules-")
@@ -182,8 +182,7 @@ func (i *image) modules(kernel string) error {
 	return errors.Join(err, os.RemoveAll(work))
 }
 
-// copyModules copies the modules that the guest may need, and the lists of
-// those that are built in.
+// copyModules copies the modules in modulePaths and the lists of built-in modules.
 func copyModules(from, to string) error {
 	return filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

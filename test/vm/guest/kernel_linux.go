@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// releases are the Debian releases that have a kernel, by its version.
+// releases maps kernel versions to the Debian release that has them.
 var releases = map[string]string{
 	"5.10": "bullseye",
 	"6.1":  "bookworm",
@@ -23,35 +23,35 @@ var releases = map[string]string{
 	"7.2":  "sid",
 }
 
-// Kernels returns the versions that can be booted, the oldest first.
+// Kernels returns the versions that can be booted, oldest first.
 func Kernels() []string { return []string{"5.10", "6.1", "6.12", "7.2"} }
 
-// toolsRelease is where QEMU and the guest's programs come from, whatever the
-// kernel: nft 1.0.6 is the oldest that everything must be listable by.
+// toolsRelease is the source of QEMU and the guest's programs for all kernels. Its nft 1.0.6 is the
+// oldest version that must be able to list our rules.
 const toolsRelease = "bookworm"
 
-// tools are the packages of programs, with all they depend on.
+// tools are the packages to download, with their dependencies.
 var tools = []string{
-	"qemu-system-x86", "xz-utils", // for the machine that runs the guest
+	"qemu-system-x86", "xz-utils", // run on the host
 	"busybox-static", "dash", "kmod", "nftables", "iptables", "ipset", "iproute2", "conntrack", "ipvsadm",
 }
 
-// Cache is a folder of unpacked packages and of images made from them.
+// Cache is a directory of unpacked packages and the images built from them.
 type Cache struct {
 	Dir string       // absolute
-	Say func(string) // is told what takes long
+	Log func(string) // called before slow steps
 }
 
-// Open returns the cache of the repository that the current folder is in.
+// Open returns the cache of the repository that contains the current directory.
 func Open(say func(string)) (*Cache, error) {
 	root, err := Root()
 	if err != nil {
 		return nil, err
 	}
-	return &Cache{Dir: filepath.Join(root, ".cache", "vm"), Say: say}, nil
+	return &Cache{Dir: filepath.Join(root, ".cache", "vm"), Log: say}, nil
 }
 
-// Root returns the repository's folder.
+// Root returns the root directory of the repository.
 func Root() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
@@ -63,12 +63,12 @@ func Root() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find Sluice's repository: %s is not in it", start)
+			return "", fmt.Errorf("find Sluice's repository: %s is outside of it", start)
 		}
 	}
 }
 
-// lock keeps other processes from filling the cache at the same time.
+// lock prevents other processes from filling the cache at the same time.
 func (c *Cache) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return nil, err
@@ -86,14 +86,14 @@ func (c *Cache) lock() (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// filled returns a folder of the cache. If it is not there, it is filled under
-// another name first, so that a folder is whole or absent.
-func (c *Cache) filled(name string, fill func(dir string) error) (string, error) {
+// dir returns a directory of the cache. If it does not exist, it is filled under a temporary name
+// first, so that it is never incomplete.
+func (c *Cache) dir(name string, fill func(dir string) error) (string, error) {
 	dir := filepath.Join(c.Dir, name)
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return dir, err
 	}
-	c.Say("making " + name)
+	c.Log("making " + name)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", err
 	}
@@ -107,15 +107,15 @@ func (c *Cache) filled(name string, fill func(dir string) error) (string, error)
 	return dir, errors.Join(os.Chmod(part, 0o755), os.Rename(part, dir))
 }
 
-// apt returns the apt of a release.
+// apt returns a prepared apt for a release.
 func (c *Cache) apt(release string) (apt, error) {
 	a := apt{filepath.Join(c.Dir, "apt", release), release}
 	return a, a.prepare()
 }
 
-// tools returns the folder with all programs.
+// tools returns the directory with all programs.
 func (c *Cache) tools() (string, error) {
-	return c.filled("tools", func(dir string) error {
+	return c.dir("tools", func(dir string) error {
 		a, err := c.apt(toolsRelease)
 		if err != nil {
 			return err
@@ -124,18 +124,19 @@ func (c *Cache) tools() (string, error) {
 	})
 }
 
-// kernel returns the folder with an unpacked kernel, the newest of its version.
+// kernel returns the directory of an unpacked kernel, the newest of its version.
 func (c *Cache) kernel(version string) (string, error) {
 	release, ok := releases[version]
 	if !ok {
-		return "", fmt.Errorf("kernel %q is unknown; there are %s", version, strings.Join(Kernels(), ", "))
+		return "", fmt.Errorf("find kernel %q: unknown version, use one of %s", version, strings.Join(Kernels(), ", "))
 	}
-	return c.filled("kernels/"+version, func(dir string) error {
+	return c.dir("kernels/"+version, func(dir string) error {
 		a, err := c.apt(release)
 		if err != nil {
 			return err
 		}
-		// The signed image has it all; since 6.19 image and modules are packages of their own.
+		// The signed image contains everything; since 6.19, image and modules are separate
+		// packages.
 		for _, kinds := range [][]string{{"linux-binary-", "linux-modules-"}, {"linux-image-"}} {
 			names, err := a.names(regexp.MustCompile(`^` + kinds[0] + regexp.QuoteMeta(version) + `\.[0-9+.a-z-]*-cloud-amd64$`))
 			if err != nil {
@@ -146,7 +147,7 @@ func (c *Cache) kernel(version string) (string, error) {
 				for i := range kinds {
 					kinds[i] += rest
 				}
-				c.Say("fetching " + strings.Join(kinds, " "))
+				c.Log("fetching " + strings.Join(kinds, " "))
 				return a.fetch(dir, false, kinds...)
 			}
 		}
@@ -156,7 +157,7 @@ func (c *Cache) kernel(version string) (string, error) {
 
 var digits = regexp.MustCompile(`\d+`)
 
-// byVersion compares names by the numbers in them.
+// byVersion compares names by the numbers they contain.
 func byVersion(a, b string) int {
 	return slices.CompareFunc(digits.FindAllString(a, -1), digits.FindAllString(b, -1), func(x, y string) int {
 		m, _ := strconv.Atoi(x) // digits

@@ -10,20 +10,20 @@ import (
 	"strings"
 )
 
-// root is a folder that packages were unpacked in. Its programs run with its own
-// libraries, so it does not matter what this machine has.
+// root is a directory of unpacked packages. Its programs run with its own libraries, independently
+// of this machine's.
 type root string
 
-// loader starts a program that has libraries.
+// loader is the dynamic loader.
 const loader = "ld-linux-x86-64.so.2"
 
-// Where programs and libraries are.
+// The directories of programs and libraries.
 var (
 	programDirs = []string{"bin", "sbin", "usr/bin", "usr/sbin"}
 	libraryDirs = []string{"lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/pulseaudio"}
 )
 
-// find returns a file or folder that is in one of several places.
+// find returns the path of a file or directory in one of several directories.
 func (r root) find(name string, dirs []string) (string, error) {
 	for _, d := range dirs {
 		p, err := filepath.EvalSymlinks(filepath.Join(string(r), d, name))
@@ -34,7 +34,7 @@ func (r root) find(name string, dirs []string) (string, error) {
 	return "", fmt.Errorf("find %s in %v of %s: no such file", name, dirs, r)
 }
 
-// libraries notes the libraries that a program needs, and those that they need.
+// libraries collects the libraries that a program needs, transitively.
 func (r root) libraries(program string, into map[string]string) error {
 	f, err := elf.Open(program)
 	if err != nil {
@@ -61,7 +61,7 @@ func (r root) libraries(program string, into map[string]string) error {
 	return nil
 }
 
-// command returns a command that runs a program under a name, argv0.
+// command returns a command that runs a program with the name argv0.
 func (r root) command(program, argv0 string, args ...string) (*exec.Cmd, error) {
 	from, err := r.find(program, programDirs)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r root) command(program, argv0 string, args ...string) (*exec.Cmd, error) 
 	return exec.Command(start, append([]string{"--library-path", strings.Join(dirs, ":"), "--argv0", argv0, from}, args...)...), nil
 }
 
-// run runs a program to its end.
+// run runs a program and waits for it.
 func (r root) run(program, argv0 string, args ...string) error {
 	cmd, err := r.command(program, argv0, args...)
 	if err != nil {
@@ -90,7 +90,7 @@ func (r root) run(program, argv0 string, args ...string) error {
 	return nil
 }
 
-// decompress unpacks every .xz file in a folder.
+// decompress unpacks every .xz file below a directory.
 func (r root) decompress(dir string) error {
 	var files []string
 	err := filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {

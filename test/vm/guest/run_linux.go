@@ -20,35 +20,34 @@ import (
 	"sluice/internal/conformance/traffic"
 )
 
-// Job is a command to be run in a guest.
+// Job is a command to run in a guest.
 type Job struct {
 	Kernel  string            // one of Kernels
-	Command []string          // as root; a path is one in the guest
-	Dir     string            // where the command runs; /src if it is empty
-	Env     []string          // KEY=value, beside PATH, HOME, TMPDIR and that of traffic.Scaled
-	Files   map[string]string // files and folders of this machine, by absolute path in the guest
-	Results string            // a folder of this machine that gets what the command leaves in /results; may be empty
-	Output  io.Writer         // gets what the command prints, and what the kernel says meanwhile
-	Timeout time.Duration     // of the guest as a whole; DefaultTimeout if it is 0
+	Command []string          // runs as root; paths are the guest's
+	Dir     string            // working directory; default: /src
+	Env     []string          // KEY=value, in addition to PATH, HOME, TMPDIR and traffic.TimeoutScale
+	Files   map[string]string // files and directories of the host, by absolute path in the guest
+	Results string            // directory of the host for the contents of /results; empty means none
+	Output  io.Writer         // receives the output of the command and of the kernel
+	Timeout time.Duration     // of the whole guest; default: DefaultTimeout
 }
 
 const (
-	// DefaultTimeout is how long a guest may live.
+	// DefaultTimeout limits a guest without another timeout.
 	DefaultTimeout = 10 * time.Minute
 
-	// Src is the folder in the guest that stands for the repository.
+	// Src is the directory in the guest that stands for the repository.
 	Src = "/src"
 
 	memory     = 2048        // MiB
-	processors = 2           // more bring nothing where QEMU itself does the computing
-	scale      = 5           // of the lab's time-outs
-	tail       = 4096        // bytes of the console that an error shows
-	lastGasp   = time.Second // for QEMU to end after it was told to
+	processors = 2           // more gain nothing under emulation
+	scale      = 5           // traffic.TimeoutScale in the guest
+	tail       = 4096        // bytes of the console in an error
+	killDelay  = time.Second // exec.Cmd.WaitDelay of QEMU
 )
 
-// Run boots a guest, runs a command in it and returns the command's exit status.
-// An error means that the guest did not come to that, and has the end of what
-// its console showed.
+// Run boots a guest, runs a command in it and returns the command's exit status. An error means
+// that the command did not run to its end; it contains the end of the console output.
 func (c *Cache) Run(ctx context.Context, j Job) (status int, err error) {
 	image, err := c.image(j.Kernel)
 	if err != nil {
@@ -65,23 +64,23 @@ func (c *Cache) Run(ctx context.Context, j Job) (status int, err error) {
 	if j.Timeout == 0 {
 		j.Timeout = DefaultTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, j.Timeout, fmt.Errorf("it has not ended within %v", j.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, j.Timeout, fmt.Errorf("not finished within %v", j.Timeout))
 	defer cancel()
 	console := &console{out: j.Output}
 	var problem error
-	// QEMU 7.2 may run an instruction that another processor has just replaced, as
-	// kernels do while they boot (an Oops by int3, about once in fifty boots).
+	// QEMU 7.2 may execute an instruction that another processor has just replaced, as kernels do
+	// while they boot (an Oops by int3, about once in fifty boots).
 	for boots := 0; boots < 3 && !console.started && ctx.Err() == nil; boots++ {
 		problem = c.boot(ctx, filepath.Join(image, "vmlinuz"), dir, console)
 	}
-	status, err = unpack(filepath.Join(dir, "results.tar"), j.Results)
+	status, err = readResults(filepath.Join(dir, "results.tar"), j.Results)
 	if problem != nil || err != nil {
 		return 0, fmt.Errorf("guest with kernel %s: %w\nthe end of its console:\n%s", j.Kernel, errors.Join(problem, err), console.tail)
 	}
 	return status, nil
 }
 
-// pack writes the initial file system: the image, and the job behind it.
+// pack writes the initial file system: the image followed by the job.
 func (j Job) pack(base, to string) error {
 	f, err := os.Create(to)
 	if err != nil {
@@ -100,7 +99,7 @@ func (j Job) pack(base, to string) error {
 	return errors.Join(err, a.close(), f.Close())
 }
 
-// script is what the guest's shell runs.
+// script returns the shell script that the guest runs.
 func (j Job) script() string {
 	dir := j.Dir
 	if dir == "" {
@@ -116,11 +115,11 @@ func (j Job) script() string {
 	return text + "\n"
 }
 
-// quote makes one word of the shell's of a text.
+// quote quotes a text as one word of the shell.
 func quote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
-// boot runs QEMU until the guest is gone. Without a disk, a network or any
-// device but two serial lines there is little to wait for.
+// boot runs QEMU until the guest has ended. The guest has only two serial lines, because every
+// device would slow the boot.
 func (c *Cache) boot(ctx context.Context, vmlinuz, dir string, out io.Writer) error {
 	r := root(filepath.Join(c.Dir, "tools"))
 	lines := "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on nowatchdog rdinit=/init"
@@ -133,10 +132,10 @@ func (c *Cache) boot(ctx context.Context, vmlinuz, dir string, out io.Writer) er
 	if err != nil {
 		return err
 	}
-	// QEMU looks for its modules beside its program, which is the loader here.
+	// QEMU searches for modules relative to its executable, which is the loader here.
 	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+filepath.Join(string(r), "usr/lib/x86_64-linux-gnu/qemu"))
 	var problems bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, &problems, lastGasp
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, &problems, killDelay
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -150,8 +149,8 @@ func (c *Cache) boot(ctx context.Context, vmlinuz, dir string, out io.Writer) er
 	return nil
 }
 
-// console passes on what is printed from the start of the guest's first process
-// on, and remembers the end of everything.
+// console copies the output from the start of the guest's first process on, and keeps the end of
+// everything.
 type console struct {
 	out     io.Writer
 	started bool
@@ -162,7 +161,7 @@ func (c *console) Write(b []byte) (n int, err error) {
 	c.tail = append(c.tail, b...)
 	if c.started {
 		_, err = c.out.Write(b)
-	} else if i := bytes.Index(c.tail, []byte("guest: Linux ")); i >= 0 { // of init.sh
+	} else if i := bytes.Index(c.tail, []byte("guest: Linux ")); i >= 0 { // printed by init.sh
 		c.started = true
 		_, err = c.out.Write(c.tail[i:])
 	}
@@ -170,8 +169,8 @@ func (c *console) Write(b []byte) (n int, err error) {
 	return len(b), err
 }
 
-// unpack reads what came back: the exit status, and files.
-func unpack(from, to string) (int, error) {
+// readResults returns the exit status in the archive and extracts its files.
+func readResults(from, to string) (int, error) {
 	f, err := os.Open(from)
 	if err != nil {
 		return 0, err
@@ -182,7 +181,7 @@ func unpack(from, to string) (int, error) {
 		h, err := archive.Next()
 		switch {
 		case err == io.EOF && status < 0:
-			return 0, errors.New("it has ended before the command did")
+			return 0, errors.New("the guest ended before the command")
 		case err == io.EOF:
 			return status, nil
 		case err != nil:
@@ -196,15 +195,15 @@ func unpack(from, to string) (int, error) {
 				return 0, fmt.Errorf("read exit status: %w", err)
 			}
 		case to != "":
-			if err := keep(archive, h, to); err != nil {
-				return 0, fmt.Errorf("keep %s: %w", h.Name, err)
+			if err := extract(archive, h, to); err != nil {
+				return 0, fmt.Errorf("extract %s: %w", h.Name, err)
 			}
 		}
 	}
 }
 
-// keep writes one of the files in results.
-func keep(content io.Reader, h *tar.Header, to string) error {
+// extract writes one file of /results.
+func extract(content io.Reader, h *tar.Header, to string) error {
 	name, ok := strings.CutPrefix(h.Name, "results/")
 	if !ok || h.Typeflag != tar.TypeReg {
 		return nil

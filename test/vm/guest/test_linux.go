@@ -11,8 +11,7 @@ import (
 	"strings"
 )
 
-// Compile makes a program of a package's tests that needs no C library, as the
-// guest has none.
+// Compile compiles the tests of a package without cgo, because the guest has no C library.
 func Compile(ctx context.Context, pkg, program string) error {
 	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", program, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -22,8 +21,8 @@ func Compile(ctx context.Context, pkg, program string) error {
 	return nil
 }
 
-// RunTests makes the job run a program of a package's tests, in the package's
-// folder with its testdata. The job's command so far is the arguments.
+// RunTests makes the job run a test binary in its package's directory, with its testdata. The job's
+// command so far becomes the arguments.
 func (j *Job) RunTests(pkg, program string) error {
 	root, err := Root()
 	if err != nil {
@@ -52,14 +51,14 @@ func (j *Job) RunTests(pkg, program string) error {
 	return nil
 }
 
-// Variables of the environment that say where tests of the daemon find it built, and
-// that of the former version.
+// DaemonVariable and FormerVariable are the environment variables with the paths of the daemon
+// under test and of its former version.
 const (
 	DaemonVariable = "SLUICE_BINARY"
 	FormerVariable = "SLUICE_FORMER_BINARY"
 )
 
-// addDaemon builds the daemon and that of the former version, and has tests find them.
+// addDaemon adds the daemon and its former version to the guest and sets their variables.
 func (j *Job) addDaemon(program string) error {
 	const inGuest, former = "/bin/sluice", "/bin/sluice-former"
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "sluice/cmd/sluice")
@@ -78,7 +77,7 @@ func (j *Job) addDaemon(program string) error {
 	return err
 }
 
-// Add gives the guest a file or folder of this machine.
+// Add adds a file or directory of the host to the guest.
 func (j *Job) Add(inGuest, here string) {
 	if j.Files == nil {
 		j.Files = map[string]string{}

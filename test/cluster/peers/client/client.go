@@ -1,6 +1,5 @@
-// Package client makes connections from inside a host and says when they are
-// answered, how many are and how long that takes: what the figures of a proxy
-// are read from. It knows nothing of Services or proxies.
+// Package client makes connections from inside a host and measures when they are answered, how many
+// are, and how long that takes. It knows nothing of Services or proxies.
 package client
 
 import (
@@ -23,13 +22,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// timeout is after how long no answer is silence, at most.
+// timeout is the maximum time to wait for an answer.
 const timeout = 250 * time.Millisecond
 
 // Client makes connections from inside a host.
 type Client struct{ host *lab.Host }
 
-// New prepares a host for many connections: nearly all ports may be their source.
+// New prepares a host for many connections by widening its range of source ports.
 func New(h *lab.Host) (*Client, error) {
 	err := h.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65535"), 0)
@@ -40,13 +39,13 @@ func New(h *lab.Host) (*Client, error) {
 	return &Client{host: h}, nil
 }
 
-// Target is a destination and who may answer there.
+// Target is a destination and the endpoints that may answer there.
 type Target struct {
 	Addr netip.AddrPort
-	Has  func(endpoint netip.Addr) bool // nil: anybody
+	Has  func(endpoint netip.Addr) bool // nil means any
 }
 
-// ask makes one new connection to a target. It runs inside the host.
+// ask makes one new connection to the target. It runs inside the host.
 func (t Target) ask(timeout time.Duration) (by netip.Addr, err error) {
 	a, err := traffic.Ask(proxy.TCP, t.Addr, timeout)
 	if err != nil {
@@ -55,19 +54,18 @@ func (t Target) ask(timeout time.Duration) (by netip.Addr, err error) {
 	return a.By.Addr(), err
 }
 
-// check says whether an endpoint may answer for the target.
+// check returns an error if an endpoint may not answer for the target.
 func (t Target) check(by netip.Addr) error {
 	if t.Has != nil && !t.Has(by) {
-		return fmt.Errorf("ask %v: answered by %v, which is none of its endpoints", t.Addr, by)
+		return fmt.Errorf("ask %v: answered by %v, which is not one of its endpoints", t.Addr, by)
 	}
 	return nil
 }
 
-// repeat asks a target until an answer is accepted or wrong, and returns when
-// that was. It waits for an answer, and then before it asks again, for a hundredth of
-// the time since it all began: at first not for long, so that what was dropped before
-// the rules were there does not hide that they are, and later longer, as a busy machine
-// may need it. It runs inside the host.
+// repeat asks the target until accept returns true or an error, and returns the time of that
+// answer. The timeout of a connection and the pause after it are a hundredth of the time since
+// began: short at first, so that a packet dropped before the rules exist does not hide that they
+// do, and longer later, as a busy machine may need. It runs inside the host.
 func (t Target) repeat(ctx context.Context, began time.Time, least, most time.Duration, accept func(by netip.Addr) (bool, error)) (time.Time, error) {
 	const leastTimeout = 20 * time.Millisecond
 	for ctx.Err() == nil {
@@ -78,27 +76,26 @@ func (t Target) repeat(ctx context.Context, began time.Time, least, most time.Du
 				return now, err
 			}
 		}
-		// For short times this is more exact than a timer of the Go runtime, and
-		// wakes nobody else up. An interrupted pause is only shorter.
+		// For short times this is more exact than a timer of the Go runtime, and wakes no other
+		// thread. An interrupted pause is just shorter.
 		pause := unix.NsecToTimespec(min(max(least, now.Sub(began)/100), most).Nanoseconds())
 		_ = unix.Nanosleep(&pause, nil)
 	}
 	return time.Time{}, context.Cause(ctx)
 }
 
-// Answers is when targets were first seen to answer.
+// Answers is when targets first answered.
 type Answers struct {
-	First time.Time // any of them; the zero time if none has
-	Most  time.Time // each of a hundred that were chosen at random; the zero time if some have not
-	Count int       // how many have
+	First time.Time // of any target; zero if none has answered
+	Most  time.Time // of the last of a hundred random targets; zero if some have not answered
+	Count int       // targets that have answered
 }
 
-// Await asks all targets, each until it has answered, and returns when that
-// was. It ends early with ctx. An error means that the wrong endpoint answered,
-// or what ctx was cancelled for.
+// Await asks all targets, each until it has answered, and returns when that was. It ends early with
+// ctx. An error means that a wrong endpoint answered, or is the cause of ctx.
 //
-// Asking thousands takes time of its own, which a slow proxy hides and a fast one
-// does not. So a hundred are asked before the rest.
+// Asking thousands of targets takes time itself, which matters for a fast proxy only. So a hundred
+// are asked before the rest.
 func (c *Client) Await(ctx context.Context, targets []Target) (out Answers, err error) {
 	targets = slices.Clone(targets)
 	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
@@ -113,9 +110,9 @@ func (c *Client) Await(ctx context.Context, targets []Target) (out Answers, err 
 	return out, err
 }
 
-// await asks some targets, each until it has answered.
+// await asks targets, each until it has answered.
 func (c *Client) await(ctx context.Context, began time.Time, targets []Target, out *Answers) error {
-	const threads, least, most = 4, 5 * time.Millisecond, time.Second // whoever is refused at once shall not keep a processor busy
+	const threads, least, most = 4, 5 * time.Millisecond, time.Second // an immediate refusal must not keep a processor busy
 	var mu sync.Mutex
 	return c.loops(ctx, threads, func(ctx context.Context, w int) error {
 		for _, t := range targets[len(targets)*w/threads : len(targets)*(w+1)/threads] {
@@ -133,7 +130,7 @@ func (c *Client) await(ctx context.Context, began time.Time, targets []Target, o
 	})
 }
 
-// loops runs loops side by side inside the host, until one fails or all have ended.
+// loops runs n loops concurrently inside the host, until one fails or all have ended.
 func (c *Client) loops(ctx context.Context, n int, loop func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range n {
@@ -142,9 +139,9 @@ func (c *Client) loops(ctx context.Context, n int, loop func(ctx context.Context
 	return g.Wait()
 }
 
-// Follow asks a target again and again until the wanted endpoint answers, and
-// returns when that was. The longer it takes, the less often it asks: the figure
-// is within a few connections' time or one part in a hundred, and asking costs little.
+// Follow asks a target repeatedly until the wanted endpoint answers, and returns when that was. It
+// asks less often over time: the result is exact to a few connections' time or one per cent, and
+// asking costs little.
 func (c *Client) Follow(ctx context.Context, to netip.AddrPort, want netip.Addr) (at time.Time, err error) {
 	err = c.host.Do(func() error {
 		at, err = Target{Addr: to}.repeat(ctx, time.Now(), 50*time.Microsecond, 20*time.Millisecond,
@@ -154,10 +151,10 @@ func (c *Client) Follow(ctx context.Context, to netip.AddrPort, want netip.Addr)
 	return at, err
 }
 
-// Count is how many connections were made, and how many failed.
+// Count counts connections and failures.
 type Count struct {
 	Asked, Failed int
-	Err           error // of the first that failed
+	Err           error // of the first failure
 }
 
 // Add adds other connections.
@@ -174,7 +171,7 @@ func (n *Count) add(err error) {
 	}
 }
 
-// Monitor asks targets in turn at a steady pace until ctx ends.
+// Monitor asks targets in turn at a steady rate until ctx ends.
 func (c *Client) Monitor(ctx context.Context, targets []Target) (n Count) {
 	const period = 2 * time.Millisecond
 	err := c.host.Do(func() error {
@@ -200,18 +197,18 @@ func (c *Client) Monitor(ctx context.Context, targets []Target) (n Count) {
 	return n
 }
 
-// Burst says which connections to make, one after the other.
+// Burst describes sequential connections.
 type Burst struct {
 	Protocol proxy.Protocol
-	To       []netip.AddrPort // in turn
-	Loops    int              // that many at a time
+	To       []netip.AddrPort // round-robin
+	Loops    int              // concurrent loops
 	For      time.Duration
 }
 
-// Done is what became of a burst.
+// Done is the result of a burst.
 type Done struct {
 	Count
-	Took    []time.Duration // of each connection that was answered
+	Took    []time.Duration // of each answered connection
 	Elapsed time.Duration
 }
 
@@ -231,7 +228,7 @@ func (c *Client) Run(b Burst) (Done, error) {
 	return all, err
 }
 
-// loop is one of the burst's loops.
+// loop runs one loop of the burst.
 func (b Burst) loop(began time.Time) Done {
 	const expected = 1 << 15
 	d := Done{Took: make([]time.Duration, 0, expected)}
@@ -246,7 +243,7 @@ func (b Burst) loop(began time.Time) Done {
 	return d
 }
 
-// Bulk sends as much as it can over one connection and returns the bytes per second.
+// Bulk sends data over one connection for a time and returns the bytes per second.
 func (c *Client) Bulk(to netip.AddrPort, d time.Duration) (rate float64, err error) {
 	err = c.host.Do(func() error {
 		fd, err := traffic.Connect(proxy.TCP, to, time.Second)

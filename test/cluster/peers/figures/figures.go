@@ -1,8 +1,8 @@
-// Package figures is what a comparison of service proxies found, as plain
-// values: what was measured, what could not be and why, and whether the promises
-// hold. It reads and writes them as JSON, and joins those of several runs.
+// Package figures contains the results of a comparison of service proxies as plain values: what was
+// measured, what could not be measured and why, and whether the promises hold. It reads and writes
+// them as JSON, and merges several runs.
 //
-// It measures nothing and draws nothing.
+// It neither measures nor renders.
 package figures
 
 import (
@@ -48,13 +48,13 @@ type Bytes int64
 // String returns the amount in whole MiB.
 func (b Bytes) String() string { return fmt.Sprintf("%d MiB", int64(math.Round(float64(b)/(1<<20)))) }
 
-// Size is how large a cluster is.
+// Size is the size of a cluster.
 type Size struct {
 	Services  int `json:"services"`
 	Endpoints int `json:"endpoints"` // of each Service
 }
 
-// String returns the size as flags and tables have it, such as 1000x10.
+// String returns the size as in flags and tables, such as 1000x10.
 func (s Size) String() string { return fmt.Sprintf("%dx%d", s.Services, s.Endpoints) }
 
 // Compare orders sizes by Services, and then by endpoints.
@@ -62,7 +62,7 @@ func (s Size) Compare(other Size) int {
 	return cmp.Or(cmp.Compare(s.Services, other.Services), cmp.Compare(s.Endpoints, other.Endpoints))
 }
 
-// ParseSize is the reverse of String.
+// ParseSize is the inverse of String.
 func ParseSize(text string) (Size, error) {
 	services, endpoints, _ := strings.Cut(text, "x")
 	n, err := strconv.Atoi(services)
@@ -73,17 +73,17 @@ func ParseSize(text string) (Size, error) {
 	return Size{n, m}, nil
 }
 
-// Figure is one number as tables, promises and pictures have it.
+// Figure is one number of a table, promise or picture.
 type Figure struct {
-	Value float64 // 0: there is none
-	Text  string  // with its unit, or why there is none
+	Value float64 // 0 means none
+	Text  string  // the number with its unit, or why there is none
 	More  bool    // the true value is larger
 }
 
 // String returns the number with its unit, or why there is none.
 func (f Figure) String() string { return f.Text }
 
-// figure returns a time, or with more a lower bound of it.
+// figure returns the time as a Figure; more means that it is a lower bound.
 func (s Seconds) figure(more bool) Figure {
 	if more {
 		return Figure{float64(s), "> " + s.String(), true}
@@ -91,8 +91,8 @@ func (s Seconds) figure(more bool) Figure {
 	return Figure{Value: float64(s), Text: s.String()}
 }
 
-// Percentile returns the smallest sample that so many per cent are not above, 0
-// if there are no samples.
+// Percentile returns the smallest sample that is not below so many per cent of the samples, or 0 if
+// there are none.
 func Percentile[T ~float64](samples []T, percent float64) T {
 	if len(samples) == 0 {
 		return 0
@@ -101,7 +101,7 @@ func Percentile[T ~float64](samples []T, percent float64) T {
 	return slices.Sorted(slices.Values(samples))[i]
 }
 
-// Report is everything that is known.
+// Report is all results.
 type Report struct {
 	Machine  Machine   `json:"machine"` // of the latest run
 	Settings []Setting `json:"settings"`
@@ -109,7 +109,7 @@ type Report struct {
 	Results  []Result  `json:"results"`
 }
 
-// Machine is where it was measured.
+// Machine describes where the results were measured.
 type Machine struct {
 	Date     time.Time         `json:"date"`
 	Kernel   string            `json:"kernel"`
@@ -119,18 +119,18 @@ type Machine struct {
 	Versions map[string]string `json:"versions"` // of programs, by name
 }
 
-// Setting is one of the run's own, such as how long a stage may take.
+// Setting is a setting of the run, such as how long a stage may take.
 type Setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// Result is what was measured of one peer at one size.
+// Result is the result of one peer at one size.
 type Result struct {
 	Peer string    `json:"peer"` // program/mode
 	Size Size      `json:"size"`
 	Date time.Time `json:"date"`
-	Took Seconds   `json:"took"` // all of it
+	Took Seconds   `json:"took"` // in total
 
 	ColdStart *ColdStart `json:"coldStart,omitempty"`
 	Changes   []Change   `json:"changes,omitempty"`
@@ -139,14 +139,14 @@ type Result struct {
 	DataPath  *DataPath  `json:"dataPath,omitempty"`
 	Restart   *Restart   `json:"restart,omitempty"`
 
-	// Missing says for each stage that is not there why.
+	// Missing says why a stage has no result.
 	Missing map[Stage]string `json:"missing,omitempty"`
 }
 
-// Stage is one of the things that are measured.
+// Stage is the name of a measurement.
 type Stage string
 
-// The stages. One for changes has the rate of other changes in its name.
+// The stages, besides those of StageChange.
 const (
 	StageColdStart Stage = "cold start"
 	StageIdle      Stage = "idle"
@@ -155,10 +155,10 @@ const (
 	StageRestart   Stage = "restart"
 )
 
-// StageChange is that of changes while so many others happen each second.
+// StageChange returns the stage of changes during so many other changes per second.
 func StageChange(rate int) Stage { return Stage(fmt.Sprintf("changes at %d/s", rate)) }
 
-// SetMissing notes why a stage is not there.
+// SetMissing records why a stage has no result.
 func (r *Result) SetMissing(s Stage, why string) {
 	if r.Missing == nil {
 		r.Missing = map[Stage]string{}
@@ -166,10 +166,10 @@ func (r *Result) SetMissing(s Stage, why string) {
 	r.Missing[s] = why
 }
 
-// notMeasured is the text of a figure that nobody asked for.
+// notMeasured is the text of a figure that was not requested.
 const notMeasured = "not measured"
 
-// Why says why a stage is not there.
+// Why returns why a stage has no result.
 func (r *Result) Why(s Stage) string {
 	if why, ok := r.Missing[s]; ok {
 		return why
@@ -177,12 +177,12 @@ func (r *Result) Why(s Stage) string {
 	return notMeasured
 }
 
-// Change returns the changes that were made while so many others happened each second, or nil.
+// Change returns the changes made during so many other changes per second, or nil.
 func (r *Result) Change(rate int) *Change {
 	return find(r.Changes, func(c *Change) bool { return c.Rate == rate })
 }
 
-// find returns the first element that something is true of, or nil.
+// find returns the first matching element, or nil.
 func find[T any](all []T, is func(*T) bool) *T {
 	for i := range all {
 		if is(&all[i]) {
@@ -192,48 +192,48 @@ func find[T any](all []T, is func(*T) bool) *T {
 	return nil
 }
 
-// ColdStart is a start on a kernel without rules.
+// ColdStart is a start on a node without rules.
 type ColdStart struct {
-	First    Seconds `json:"first,omitempty"` // until the first Service answered; 0: none did
-	Most     Seconds `json:"most,omitempty"`  // until each of a hundred had that were chosen at random
-	Every    Seconds `json:"every"`           // until every one had, or until nobody waited any more
-	Answered int     `json:"answered"`        // Services that had by then
+	First    Seconds `json:"first,omitempty"` // until the first Service answered; 0 means none did
+	Most     Seconds `json:"most,omitempty"`  // until a hundred random Services had answered
+	Every    Seconds `json:"every"`           // until every Service had answered, or the timeout
+	Answered int     `json:"answered"`        // Services that had answered by then
 	Of       int     `json:"of"`
 	CPU      Seconds `json:"cpu"` // of the process and its children
 	Kernel   Bytes   `json:"kernelBytes"`
 }
 
-// EveryAnswered returns when every Service answered, or what that is more than.
+// EveryAnswered returns when every Service had answered, or a lower bound.
 func (c *ColdStart) EveryAnswered() Figure { return c.Every.figure(c.Answered < c.Of) }
 
-// FirstAnswered returns when the first Service answered, or what that is more than.
+// FirstAnswered returns when the first Service answered, or a lower bound.
 func (c *ColdStart) FirstAnswered() Figure { return cmp.Or(c.First, c.Every).figure(c.First == 0) }
 
-// Change is endpoints that were replaced one at a time, and how long after that
-// traffic followed or, in a floor, the event came.
+// Change is a series of endpoints replaced one at a time, and how long afterwards traffic followed
+// or, in a Floor, the event arrived.
 type Change struct {
-	Rate     int       `json:"rate"`              // wanted of others, per second
-	Achieved float64   `json:"achieved"`          // true rate of others
-	Samples  []Seconds `json:"samples"`           // from the API server's answer, as they came; an event may come before it
-	Calls    []Seconds `json:"calls"`             // of each sample: the update call itself, before that
-	Waiting  Seconds   `json:"waiting,omitempty"` // how long the last one had taken when nobody waited any more
-	Updates  int       `json:"updates"`           // all changes in the window, the samples included
+	Rate     int       `json:"rate"`              // wanted other changes per second
+	Achieved float64   `json:"achieved"`          // actual other changes per second
+	Samples  []Seconds `json:"samples"`           // since the API server's answer, in order; an event may arrive before it
+	Calls    []Seconds `json:"calls"`             // duration of each sample's update call
+	Waiting  Seconds   `json:"waiting,omitempty"` // how long the last one had taken at the timeout
+	Updates  int       `json:"updates"`           // all changes in the window, including samples
 	Window   Seconds   `json:"window,omitempty"`
 	CPU      Seconds   `json:"cpu"` // of the process and its children in the window
 }
 
-// PerUpdate is the CPU time that one update cost.
+// PerUpdate returns the CPU time per update.
 func (c *Change) PerUpdate() Seconds { return c.CPU / Seconds(max(1, c.Updates)) }
 
 // Percentile returns a percentile of the samples.
 func (c *Change) Percentile(percent float64) Figure { return c.percentile(c.Samples, percent) }
 
-// WithCall is Percentile with the update call, so from the moment that it was sent.
+// WithCall is Percentile including the update call, that is, since it was sent.
 func (c *Change) WithCall(percent float64) Figure {
 	return c.percentile(sums(c.Calls, c.Samples), percent)
 }
 
-// percentile counts the one that was waited for last if that took longer than all others did.
+// percentile includes the change that was waited for last, if it took longer than all others.
 func (c *Change) percentile(samples []Seconds, percent float64) Figure {
 	late := c.Waiting > 0 && (len(samples) == 0 || c.Waiting > slices.Max(samples))
 	if late {
@@ -246,7 +246,7 @@ func (c *Change) percentile(samples []Seconds, percent float64) Figure {
 	return v.figure(late && v == c.Waiting)
 }
 
-// sums adds what is at the same place of two lists, as far as both go.
+// sums adds two lists element by element, up to the shorter length.
 func sums(a, b []Seconds) []Seconds {
 	var out []Seconds
 	for i := range min(len(a), len(b)) {
@@ -255,16 +255,16 @@ func sums(a, b []Seconds) []Seconds {
 	return out
 }
 
-// Idle is a proxy with nothing to do.
+// Idle is a proxy while nothing changes.
 type Idle struct {
 	CPU    Seconds `json:"cpu"`
 	Window Seconds `json:"window"`
 }
 
-// Percent is the part of one processor that it used.
+// Percent returns the share of one processor that it used.
 func (i *Idle) Percent() float64 { return float64(i.CPU / i.Window * 100) }
 
-// Memory is what a proxy occupied.
+// Memory is the memory of a proxy.
 type Memory struct {
 	Steady Bytes `json:"steady"` // after all changes
 	Peak   Bytes `json:"peak"`
@@ -272,17 +272,17 @@ type Memory struct {
 	Largest Bytes `json:"largest,omitempty"`
 }
 
-// Restart is a new start on a kernel that is right but for one change, which
-// was made when no proxy ran.
+// Restart is a start on a node whose rules are correct except for one change, which was made while
+// no proxy was running.
 type Restart struct {
-	Followed Seconds `json:"followed"` // from the start until traffic followed that change
+	Followed Seconds `json:"followed"` // from the start until traffic followed the change
 	CPU      Seconds `json:"cpu"`      // of the process and its children until then
-	Asked    int     `json:"asked"`    // connections meanwhile, from the end of the old process
+	Asked    int     `json:"asked"`    // connections since the end of the old process
 	Failed   int     `json:"failed"`
 	Error    string  `json:"error,omitempty"` // of the first that failed
 }
 
-// DataPath is what connections cost, through a ClusterIP and without.
+// DataPath is the cost of connections, through a ClusterIP and direct.
 type DataPath struct {
 	TCP  Pair    `json:"tcp"`
 	UDP  Pair    `json:"udp"`
@@ -294,10 +294,10 @@ type DataPath struct {
 type Rates struct {
 	Service float64 `json:"service"`
 	Direct  float64 `json:"direct"`
-	Ratio   float64 `json:"ratio"` // the part of the direct rate that is left
+	Ratio   float64 `json:"ratio"` // Service / Direct, median by round
 }
 
-// NewRates returns the medians of rounds that were measured side by side.
+// NewRates returns the medians of alternate rounds.
 func NewRates(service, direct []float64) Rates {
 	var ratios []float64
 	for i := range service {
@@ -306,20 +306,20 @@ func NewRates(service, direct []float64) Rates {
 	return Rates{Percentile(service, 50), Percentile(direct, 50), Percentile(ratios, 50)}
 }
 
-// Pair is the cost of new connections by one protocol.
+// Pair is the cost of new connections of one protocol.
 type Pair struct {
 	PerSecond Rates   `json:"perSecond"` // as many loops as processors
 	Service   Latency `json:"service"`   // one loop
 	Direct    Latency `json:"direct"`
-	Made      int     `json:"made"` // all connections that were answered
+	Made      int     `json:"made"` // answered connections
 	Failed    int     `json:"failed,omitempty"`
 	Error     string  `json:"error,omitempty"` // of the first that failed
 }
 
-// Asked is how many connections there were in all.
+// Asked returns the total number of connections.
 func (p Pair) Asked() int { return p.Made + p.Failed }
 
-// Latency is of a new connection and one short answer.
+// Latency is the time of a new connection with one short answer.
 type Latency struct {
 	P50 Seconds `json:"p50"`
 	P99 Seconds `json:"p99"`

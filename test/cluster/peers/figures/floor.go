@@ -2,11 +2,11 @@ package figures
 
 import "time"
 
-// Floor is what could not be less at one size: the same without a proxy.
+// Floor is the lower bounds at one size: the same measurements without a proxy.
 type Floor struct {
 	Size    Size      `json:"size"`
 	Date    time.Time `json:"date"`
-	Watches []Change  `json:"watches"` // of a client that only receives events, and a process that only watches
+	Watches []Change  `json:"watches"` // by a client that only receives events; CPU of a process that only watches
 	Element Seconds   `json:"element"` // to write a change of one endpoint over netlink
 	Connect Seconds   `json:"connect"` // one new connection, without any rules
 	List    Seconds   `json:"list"`    // to read all objects from the API server
@@ -23,18 +23,18 @@ type Bare struct {
 	Latency
 }
 
-// Watch returns what was watched at a rate of other changes, or nil.
+// Watch returns the events received at a rate of other changes, or nil.
 func (f *Floor) Watch(rate int) *Change {
 	return find(f.Watches, func(w *Change) bool { return w.Rate == rate && len(w.Samples) > 0 })
 }
 
-// Change returns the least that a change can take from the API server's answer
-// to traffic. An event that comes before the answer counts as if it came with it.
+// Change returns the minimum time of a change from the API server's answer to traffic. An event
+// that arrives before the answer counts as arriving with it.
 func (f *Floor) Change(rate int) Figure {
 	return f.change(rate, func(w *Change) Seconds { return max(Percentile(w.Samples, 50), 0) })
 }
 
-// WithCall is Change from the moment that the update was sent.
+// WithCall is Change since the update was sent.
 func (f *Floor) WithCall(rate int) Figure {
 	return f.change(rate, func(w *Change) Seconds { return Percentile(sums(w.Calls, w.Samples), 50) })
 }
@@ -46,5 +46,5 @@ func (f *Floor) change(rate int, event func(w *Change) Seconds) Figure {
 	return Figure{Text: notMeasured}
 }
 
-// ColdStart returns the least that a start can take, without the process.
+// ColdStart returns the minimum time of a start, without starting the process.
 func (f *Floor) ColdStart() Seconds { return f.List + f.Write + f.Sweep }

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// Read returns the report in a file, an empty one if there is no file.
+// Read returns the report in a file, or an empty one if there is no file.
 func Read(path string) (*Report, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -26,7 +26,7 @@ func Read(path string) (*Report, error) {
 	return &r, nil
 }
 
-// Write puts the report into a file, all of it or nothing.
+// Write writes the report to a file atomically.
 func (r *Report) Write(path string) error {
 	part := path + ".part"
 	text, err := json.MarshalIndent(r, "", " ")
@@ -42,20 +42,20 @@ func (r *Report) Write(path string) error {
 	return os.Rename(part, path)
 }
 
-// AddResult takes a result in, in the place of an older one of the same peer and size.
+// AddResult adds a result and replaces an older one of the same peer and size.
 func (r *Report) AddResult(x Result) {
 	r.Results = slices.DeleteFunc(r.Results, func(y Result) bool { return y.Peer == x.Peer && y.Size == x.Size })
 	r.Results = append(r.Results, x)
 }
 
-// AddFloor takes a floor in, in the place of an older one of the same size.
+// AddFloor adds a floor and replaces an older one of the same size.
 func (r *Report) AddFloor(x Floor) {
 	r.Floors = slices.DeleteFunc(r.Floors, func(y Floor) bool { return y.Size == x.Size })
 	r.Floors = append(r.Floors, x)
 	slices.SortFunc(r.Floors, func(a, b Floor) int { return a.Size.Compare(b.Size) })
 }
 
-// SetMachine notes where the latest run was. Versions of programs that it did not use stay.
+// SetMachine records the machine of the latest run. Versions of programs that it did not use stay.
 func (r *Report) SetMachine(m Machine) {
 	for name, version := range r.Machine.Versions {
 		if _, ok := m.Versions[name]; !ok {
@@ -65,7 +65,7 @@ func (r *Report) SetMachine(m Machine) {
 	r.Machine = m
 }
 
-// Result returns what is known of a peer at a size, or nil.
+// Result returns the result of a peer at a size, or nil.
 func (r *Report) Result(peer string, size Size) *Result {
 	return find(r.Results, func(x *Result) bool { return x.Peer == peer && x.Size == size })
 }
@@ -75,7 +75,7 @@ func (r *Report) Floor(size Size) *Floor {
 	return find(r.Floors, func(f *Floor) bool { return f.Size == size })
 }
 
-// Sizes returns all sizes there are results of, the smallest first.
+// Sizes returns all sizes with results, smallest first.
 func (r *Report) Sizes() []Size {
 	var out []Size
 	for _, x := range r.Results {
@@ -85,7 +85,7 @@ func (r *Report) Sizes() []Size {
 	return slices.Compact(out)
 }
 
-// Peers returns all peers there are results of, in the order of their first results.
+// Peers returns all peers with results, in the order of their first results.
 func (r *Report) Peers() []string {
 	var out []string
 	for _, x := range r.Results {

@@ -11,13 +11,13 @@ import (
 
 // Step is one change of the Service Probe.
 type Step struct {
-	To       netip.Addr // its only endpoint now
+	To       netip.Addr // the new endpoint
 	Sent     time.Time
-	Returned time.Time // the API server had answered
+	Returned time.Time // when the API server had answered
 }
 
-// Next is the endpoint that the next Step leads to. It has not been one for a
-// while, so that a proxy that is late is not taken for a quick one.
+// Next returns the endpoint of the next Step. It has not been in use for a while, so that a slow
+// proxy is not mistaken for a fast one.
 func (l *Load) Next() netip.Addr { return Endpoint(Probe, l.probes+1) }
 
 // Step replaces the endpoint of the Service Probe.
@@ -31,7 +31,7 @@ func (l *Load) Step(ctx context.Context) (Step, error) {
 	return s, nil
 }
 
-// Churn is other Services' endpoints changing at a steady rate.
+// Churn is a steady rate of changes of other Services' endpoints.
 type Churn struct {
 	Rate int // wanted, per second
 
@@ -40,12 +40,12 @@ type Churn struct {
 	running errgroup.Group
 }
 
-// Churn replaces one endpoint of one Service after the other, so many per
-// second. The load must not be used for another Churn until Stop.
+// Churn replaces one endpoint of one Service after the other, so many per second. Only one Churn
+// may run at a time.
 func (l *Load) Churn(ctx context.Context, rate int) *Churn { return l.churn(ctx, rate, l.replace) }
 
-// Scale takes one endpoint from one Service after the other, and gives it back
-// in the next round, so many per second: changes that rolling updates are made of.
+// Scale removes one endpoint from one Service after the other, and restores it in the next round,
+// so many per second, as rolling updates do.
 func (l *Load) Scale(ctx context.Context, rate int) *Churn { return l.churn(ctx, rate, l.scale) }
 
 func (l *Load) churn(ctx context.Context, rate int, change func(ctx context.Context, n int) error) *Churn {
@@ -54,11 +54,11 @@ func (l *Load) churn(ctx context.Context, rate int, change func(ctx context.Cont
 	if rate == 0 {
 		return c
 	}
-	// A few changes may be under way at once: the rate is the changes', not that
-	// of a single slow call. What is late because all of them are slow is not made up for.
-	const atOnce = 16
+	// Several calls may be in flight: rate is that of changes, not of a single slow call. Ticks
+	// that are missed because all calls are slow are not made up for.
+	const maxInFlight = 16
 	var calls errgroup.Group
-	calls.SetLimit(atOnce)
+	calls.SetLimit(maxInFlight)
 	c.running.Go(func() error {
 		tick := time.NewTicker(time.Second / time.Duration(rate))
 		defer tick.Stop()
@@ -74,7 +74,7 @@ func (l *Load) churn(ctx context.Context, rate int, change func(ctx context.Cont
 				if err == nil {
 					c.count.Add(1)
 				} else if ctx.Err() != nil {
-					return nil // it was stopped
+					return nil // stopped
 				}
 				return err
 			})
@@ -83,20 +83,20 @@ func (l *Load) churn(ctx context.Context, rate int, change func(ctx context.Cont
 	return c
 }
 
-// Count returns how many changes there were so far.
+// Count returns the number of changes so far.
 func (c *Churn) Count() int { return int(c.count.Load()) }
 
-// Stop ends it and returns why a change failed, if one has.
+// Stop stops the changes and returns the first error of a change.
 func (c *Churn) Stop() error {
 	c.cancel()
 	return c.running.Wait()
 }
 
-// replace makes change number n of an endpoint. Each goes to another Service,
-// far from the last one; when all have had theirs, the next addresses are used.
+// replace makes change number n of an endpoint. Consecutive changes go to distant Services; after a
+// round over all Services, other addresses are used.
 func (l *Load) replace(ctx context.Context, n int) error {
-	service, round := l.spread(n)
-	numbers := first(l.Size.Endpoints)
+	service, round := l.target(n)
+	numbers := numbersBelow(l.Size.Endpoints)
 	spare := stride - l.Size.Endpoints
 	numbers[len(numbers)-1] += round % (spare + 1)
 	return l.update(ctx, service, numbers...)
@@ -104,12 +104,12 @@ func (l *Load) replace(ctx context.Context, n int) error {
 
 // scale makes change number n of the number of endpoints.
 func (l *Load) scale(ctx context.Context, n int) error {
-	service, round := l.spread(n)
-	return l.update(ctx, service, first(l.Size.Endpoints-round%2)...)
+	service, round := l.target(n)
+	return l.update(ctx, service, numbersBelow(l.Size.Endpoints-round%2)...)
 }
 
-// spread returns to which Service change number n goes, and how many it has had.
-func (l *Load) spread(n int) (service, round int) {
-	const far = 7919 // a prime, so that no Service is left out
+// target returns the Service of change number n, and the number of its round.
+func (l *Load) target(n int) (service, round int) {
+	const far = 7919 // a prime, so that every Service is hit
 	return n * far % l.Size.Services, n/l.Size.Services + 1
 }

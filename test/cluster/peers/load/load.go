@@ -1,8 +1,8 @@
-// Package load fills an API server with Services and EndpointSlices and keeps
-// changing them at a given rate, as the controllers of a busy cluster would.
+// Package load fills an API server with Services and EndpointSlices and changes them at a given
+// rate, as the controllers of a busy cluster would.
 //
-// Every address is computed from a number, so that nobody has to remember which
-// endpoints a Service has. The package knows nothing of proxies.
+// Every address is computed from a number, so the endpoints of a Service need not be stored. The
+// package knows nothing of proxies.
 package load
 
 import (
@@ -21,7 +21,7 @@ import (
 	"sluice/test/cluster/peers/figures"
 )
 
-// Load is what an API server was filled with.
+// Load is the content of an API server.
 type Load struct {
 	Client kubernetes.Interface
 	Size   figures.Size
@@ -30,15 +30,15 @@ type Load struct {
 	churns int // changes of other Services so far
 }
 
-// New fills the API server of a control plane with Services, which may have
-// session affinity, and our own.
+// New fills the API server of a control plane with Services, optionally with session affinity, and
+// with Probe and Data.
 func New(ctx context.Context, cp *controlplane.ControlPlane, size figures.Size, affinity bool) (*Load, error) {
 	if size.Services > MaxServices || size.Endpoints >= stride {
 		return nil, fmt.Errorf("load %v: at most %d Services and %d endpoints of each", size, MaxServices, stride-1)
 	}
 	client, err := kubernetes.NewForConfig(Protobuf(cp.Admin))
 	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, fmt.Errorf("create a client: %w", err)
 	}
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	_, err = client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
@@ -53,20 +53,20 @@ func New(ctx context.Context, cp *controlplane.ControlPlane, size figures.Size, 
 		return nil, err
 	}
 	l := &Load{Client: client, Size: size}
-	return l, l.await(ctx, size.Services+own)
+	return l, l.waitListed(ctx, size.Services+own)
 }
 
-// Protobuf returns the configuration of a client that speaks as proxies do.
+// Protobuf returns a client configuration that uses protobuf, as proxies do.
 func Protobuf(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	return cfg
 }
 
-// update replaces the endpoints of a Service by these of its addresses.
+// update sets the endpoints of a Service to those with these numbers.
 func (l *Load) update(ctx context.Context, service int, numbers ...int) error {
 	slice := sliceObject(service, numbers...)
-	// The controller says when the first of the changes happened that it sums up.
+	// The endpoint slice controller sets the time of the first change in a slice.
 	slice.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
 	if _, err := l.Client.DiscoveryV1().EndpointSlices(Namespace).Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", slice.Name, err)
@@ -74,9 +74,9 @@ func (l *Load) update(ctx context.Context, service int, numbers ...int) error {
 	return nil
 }
 
-// await waits until the API server has as many Services as wanted, each with an
-// EndpointSlice, without asking etcd.
-func (l *Load) await(ctx context.Context, want int) error {
+// waitListed waits until the API server's cache has as many Services as wanted, each with an
+// EndpointSlice.
+func (l *Load) waitListed(ctx context.Context, want int) error {
 	const pause, limit = 200 * time.Millisecond, time.Minute
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	for began := time.Now(); ; time.Sleep(pause) {

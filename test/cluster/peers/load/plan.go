@@ -13,27 +13,27 @@ import (
 	"sluice/test/cluster/peers/client"
 )
 
-// Pods is where all endpoints are: some host must answer for all of it.
+// Pods contains all endpoints; one host must answer for all of it.
 var Pods = netip.MustParsePrefix("10.128.0.0/12")
 
 const (
-	Namespace   = "load"                       // where the objects are
-	ClusterCIDR = "10.128.0.0/9,fd00:244::/48" // where all pods are, clients too, as a flag has it
-	MaxServices = 48_000                       // beside our own
+	Namespace   = "load"                       // of all objects
+	ClusterCIDR = "10.128.0.0/9,fd00:244::/48" // --cluster-cidr, of endpoints and clients
+	MaxServices = 48_000                       // without Probe and Data
 
-	// Where Services and endpoints listen, and where they do for bulk.
+	// The ports of Services and endpoints, for requests and for bulk data.
 	ServicePort, TargetPort  = 80, 8080
 	BulkPort, BulkTargetPort = 81, 8081
 
-	// stride is how many addresses belong to one Service; its endpoints are the
-	// first ones, and the others take their places.
+	// stride is how many addresses are reserved for a Service; its endpoints use the first ones,
+	// and the others replace them.
 	stride        = 16
 	dataEndpoints = 10  // of the Service Data
-	nodes         = 100 // other nodes that the endpoints are said to be on
+	nodes         = 100 // other nodes, as nodeName of endpoints
 )
 
-// Our own Services have numbers above those of the load: Probe has one endpoint,
-// which is replaced again and again, and Data never changes.
+// Probe and Data have numbers above those of the load: the only endpoint of Probe is replaced
+// repeatedly, Data never changes.
 const (
 	Probe = MaxServices + iota
 	Data
@@ -41,27 +41,27 @@ const (
 	own = end - Probe
 )
 
-// ClusterIP is the address of a Service. None ends in 0 or 255.
+// ClusterIP returns the address of a Service. None ends in 0 or 255.
 func ClusterIP(service int) netip.Addr {
 	const perNet = 250
 	return netip.AddrFrom4([4]byte{10, 96, 1 + byte(service/perNet), 1 + byte(service%perNet)})
 }
 
-// Endpoint is an address of a Service's endpoints.
+// Endpoint returns an endpoint address of a Service.
 func Endpoint(service, number int) netip.Addr {
 	b := Pods.Addr().As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(service*stride+number))
 	return netip.AddrFrom4(b)
 }
 
-// Target is a Service as clients see it.
+// Target returns a Service as a target for clients.
 func Target(service int) client.Target {
 	return client.Target{Addr: netip.AddrPortFrom(ClusterIP(service), ServicePort), Has: func(a netip.Addr) bool {
 		return Endpoint(service, 0).Compare(a) <= 0 && a.Less(Endpoint(service+1, 0))
 	}}
 }
 
-// DataTargets are the endpoints of the Service Data.
+// DataTargets returns the endpoints of the Service Data.
 func DataTargets() (out []netip.AddrPort) {
 	for k := range dataEndpoints {
 		out = append(out, netip.AddrPortFrom(Endpoint(Data, k), TargetPort))
@@ -71,7 +71,7 @@ func DataTargets() (out []netip.AddrPort) {
 
 func name(service int) string { return fmt.Sprintf("svc-%d", service) }
 
-// ports are those of a Service.
+// ports returns the ports of a Service.
 func ports(service int) []v1.ServicePort {
 	out := []v1.ServicePort{{Name: "tcp", Protocol: v1.ProtocolTCP, Port: ServicePort, TargetPort: intstr.FromInt32(TargetPort)}}
 	if service == Data {
@@ -98,8 +98,8 @@ func serviceObject(service int) *v1.Service {
 	}
 }
 
-// sliceObject is the EndpointSlice of a Service with these of its addresses. It
-// says that they are on other nodes, as nearly all are in a large cluster.
+// sliceObject returns the EndpointSlice of a Service with the endpoints of these numbers. They are
+// on other nodes, as nearly all endpoints are in a large cluster.
 func sliceObject(service int, numbers ...int) *discoveryv1.EndpointSlice {
 	yes, no := true, false
 	s := &discoveryv1.EndpointSlice{
@@ -126,15 +126,14 @@ func sliceObject(service int, numbers ...int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// first returns the numbers below n.
-func first(n int) (out []int) {
+func numbersBelow(n int) (out []int) {
 	for i := range n {
 		out = append(out, i)
 	}
 	return out
 }
 
-// IsProbe reports whether an EndpointSlice is that of the Service Probe.
+// IsProbe reports whether an EndpointSlice belongs to the Service Probe and has endpoints.
 func IsProbe(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == Namespace && s.Labels[discoveryv1.LabelServiceName] == name(Probe) && len(s.Endpoints) > 0
 }

@@ -19,8 +19,8 @@ import (
 	"sluice/test/cluster/peers/figures"
 )
 
-// stored returns Services, their EndpointSlices and the claims on their
-// ClusterIPs, as the API server keeps them.
+// stored returns Services, their EndpointSlices and the IPAddresses of their ClusterIPs, in the API
+// server's storage encoding.
 func stored(size figures.Size, affinity bool) ([]controlplane.Entry, error) {
 	var s store
 	s.add(Probe, 1, false)
@@ -31,7 +31,7 @@ func stored(size figures.Size, affinity bool) ([]controlplane.Entry, error) {
 	return s.entries, s.err
 }
 
-// store is entries to be written, and the first error of making one.
+// store collects entries and keeps the first error.
 type store struct {
 	entries []controlplane.Entry
 	err     error
@@ -46,11 +46,11 @@ func (s *store) add(service, endpoints int, affinity bool) {
 		svc.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
 	}
 	s.put("services/specs/"+Namespace+"/", v1.SchemeGroupVersion.WithKind("Service"), svc)
-	s.put("endpointslices/"+Namespace+"/", discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), sliceObject(service, first(endpoints)...))
+	s.put("endpointslices/"+Namespace+"/", discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), sliceObject(service, numbersBelow(endpoints)...))
 	s.put("ipaddresses/", networkingv1.SchemeGroupVersion.WithKind("IPAddress"), addressObject(service))
 }
 
-// put gives an object what the API server gives to new ones, and encodes it.
+// put sets the fields that the API server sets on new objects, and encodes the object.
 func (s *store) put(folder string, kind schema.GroupVersionKind, object object) {
 	object.GetObjectKind().SetGroupVersionKind(kind)
 	object.SetUID(uuid.NewUUID())
@@ -68,7 +68,7 @@ type object interface {
 	metav1.Object
 }
 
-// addressObject is the claim of a Service on its ClusterIP.
+// addressObject returns the IPAddress that reserves the ClusterIP of a Service.
 func addressObject(service int) *networkingv1.IPAddress {
 	return &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: ClusterIP(service).String(), Labels: map[string]string{

@@ -10,8 +10,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Watch only watches EndpointSlices and throws away what it hears, until ctx
-// ends: what that costs, no proxy can do without.
+// Watch watches EndpointSlices and discards the events until ctx ends. No proxy can cost less.
 func Watch(ctx context.Context, kubeconfig string) error {
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

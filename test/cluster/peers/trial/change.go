@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	// idleGap lies between two changes of an idle cluster. It is longer than the
-	// second that kube-proxy leaves between two writes, so that no change has to
-	// wait for the one before.
+	// idleGap is the interval between changes in an idle cluster. It exceeds the second that
+	// kube-proxy leaves between two writes, so that no change waits for the previous one.
 	idleGap = 1200 * time.Millisecond
-	// busyGap lies between two of them while others change too, at least.
+	// busyGap is the minimum interval during churn.
 	busyGap = 100 * time.Millisecond
 )
 
-// sampler replaces the endpoint of the Service Probe again and again.
+// sampler repeatedly replaces the endpoint of the Service Probe.
 type sampler struct {
 	*Bench
 	samples int           // at most
-	spread  time.Duration // up to which busyGap is longer, so that changes come at every phase of it
-	// await returns when the Service was seen to have an endpoint.
+	spread  time.Duration // added to busyGap, so that changes hit every phase of a proxy's period
+	// await returns when the Service was seen with an endpoint.
 	await func(ctx context.Context, endpoint netip.Addr) (time.Time, error)
 }
 
-// gap is the time after change number n. The golden ratio spreads any number of them evenly.
+// gap returns the interval after change number n. The golden ratio spreads any number of them
+// evenly.
 func (s sampler) gap(rate, n int) time.Duration {
 	if rate == 0 {
 		return idleGap
@@ -42,8 +42,7 @@ func (s sampler) gap(rate, n int) time.Duration {
 	return busyGap + time.Duration(phase*float64(s.spread))
 }
 
-// run takes samples, while others change at a rate, and notes what a process
-// used for all changes.
+// run takes samples during churn at a rate, and records the resources that a process used.
 func (s sampler) run(ctx context.Context, rate int, p *process.Process) (figures.Change, error) {
 	return observe(p, s.Load.Churn(ctx, rate), func(c *figures.Change) error {
 		began := time.Now()
@@ -59,7 +58,7 @@ func (s sampler) run(ctx context.Context, rate int, p *process.Process) (figures
 	})
 }
 
-// sample takes one.
+// sample takes one sample.
 func (s sampler) sample(ctx context.Context, c *figures.Change) error {
 	endpoint := s.Load.Next()
 	var step load.Step
@@ -89,12 +88,12 @@ func (s sampler) sample(ctx context.Context, c *figures.Change) error {
 	return nil
 }
 
-// changes measures how long traffic takes to follow.
+// changes measures how long traffic takes to follow a change.
 func (t *trial) changes(ctx context.Context, rate int) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := sampler{
-		Bench: t.Bench, samples: t.Limits.Samples, spread: time.Second, // as some proxies write once per second
+		Bench: t.Bench, samples: t.Limits.Samples, spread: time.Second, // some proxies write once per second
 		await: func(ctx context.Context, endpoint netip.Addr) (time.Time, error) {
 			return t.site.client.Follow(ctx, load.Target(load.Probe).Addr, endpoint)
 		},
@@ -108,9 +107,9 @@ func (t *trial) changes(ctx context.Context, rate int) (string, error) {
 		c.Percentile(50), c.Percentile(90), c.Percentile(100), len(c.Samples), c.PerUpdate(), c.Achieved), nil
 }
 
-// scale measures what an update costs while the numbers of endpoints change.
+// scale measures the cost of an update while the numbers of endpoints change.
 func (t *trial) scale(ctx context.Context) (string, error) {
-	c, err := observe(t.proxy, t.Load.Scale(ctx, t.ScaleRate), pause(20*time.Second))
+	c, err := observe(t.proxy, t.Load.Scale(ctx, t.ScaleRate), sleep(20*time.Second))
 	if err == nil && c.Updates == 0 {
 		err = errors.New("nothing changed")
 	}

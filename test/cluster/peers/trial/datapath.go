@@ -14,7 +14,8 @@ import (
 	"sluice/test/cluster/peers/load"
 )
 
-// rounds is how often each kind has its turn: whatever else the machine does hits all.
+// rounds is how often each kind of connection is measured, alternately, so that other load affects
+// all kinds.
 const rounds = 15
 
 // dataPath compares connections through a ClusterIP with direct ones.
@@ -26,7 +27,7 @@ func (t *trial) dataPath(ctx context.Context) (string, error) {
 		protocol proxy.Protocol
 		out      *figures.Pair
 	}{{proxy.TCP, &d.TCP}, {proxy.UDP, &d.UDP}} {
-		all, err := t.connections(ctx, t.site, kind{x.protocol, service}, kind{x.protocol, load.DataTargets()})
+		all, err := t.connections(ctx, t.site, connectionKind{x.protocol, service}, connectionKind{x.protocol, load.DataTargets()})
 		if err != nil {
 			return "", err
 		}
@@ -51,31 +52,31 @@ func (t *trial) dataPath(ctx context.Context) (string, error) {
 		d.UDP.PerSecond.Service, d.UDP.PerSecond.Ratio), nil
 }
 
-// kind is connections that are compared with others.
-type kind struct {
+// connectionKind is one of the kinds of connections that are compared.
+type connectionKind struct {
 	protocol proxy.Protocol
-	to       []netip.AddrPort // in turn
+	to       []netip.AddrPort // round-robin
 }
 
-// tally sums up rounds of connections of one kind.
-type tally struct {
+// connectionStats accumulates rounds of connections of one kind.
+type connectionStats struct {
 	client.Count
 	rates []float64         // connections per second, of each round
-	took  []figures.Seconds // of each connection of a single loop
+	took  []figures.Seconds // of each connection of the single-loop bursts
 }
 
-// figure is the rate of the middle round and the latency of all.
-func (t *tally) figure() figures.Bare {
+// figure returns the median rate and the latency.
+func (t *connectionStats) figure() figures.Bare {
 	return figures.Bare{PerSecond: figures.Percentile(t.rates, 50), Latency: figures.Latency{
 		P50: figures.Percentile(t.took, 50), P99: figures.Percentile(t.took, 99),
 	}}
 }
 
-// connections makes rounds of connections of some kinds. A round is one burst
-// for the rate, with as many loops as there are processors, and one for the
-// latency, with one loop. The node remembers no earlier connections.
-func (b *Bench) connections(ctx context.Context, s *site, kinds ...kind) ([]tally, error) {
-	out := make([]tally, len(kinds))
+// connections makes rounds of connections of each kind. A round is one burst for the rate, with as
+// many loops as processors, and one for the latency, with one loop. Each burst starts with an empty
+// conntrack table.
+func (b *Bench) connections(ctx context.Context, s *site, kinds ...connectionKind) ([]connectionStats, error) {
+	out := make([]connectionStats, len(kinds))
 	for i := range rounds * len(kinds) {
 		k, t := kinds[i%len(kinds)], &out[i%len(kinds)]
 		for _, loops := range []int{runtime.NumCPU(), 1} {
@@ -105,7 +106,7 @@ func (t *trial) bulk(ctx context.Context) (figures.Rates, error) {
 	service := netip.AddrPortFrom(load.ClusterIP(load.Data), load.BulkPort)
 	endpoint := netip.AddrPortFrom(load.DataTargets()[0].Addr(), load.BulkTargetPort)
 	var through, direct []float64
-	for range rounds / 3 { // they take longer
+	for range rounds / 3 { // each takes longer
 		a, err := t.site.client.Bulk(service, 2*t.Limits.Burst)
 		b, err2 := t.site.client.Bulk(endpoint, 2*t.Limits.Burst)
 		if err := errors.Join(err, err2, ctx.Err()); err != nil {

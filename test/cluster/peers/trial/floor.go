@@ -20,13 +20,13 @@ import (
 	"sluice/test/cluster/peers/load"
 )
 
-// Floor measures what no proxy can be quicker than at the size of the load.
+// Floor measures the lower bounds for any proxy at the size of the load.
 func (b *Bench) Floor(ctx context.Context) figures.Floor {
 	f := figures.Floor{Size: b.Load.Size, Date: time.Now().UTC().Truncate(time.Second)}
 	site, err := b.newSite(ctx)
 	if err == nil {
 		err = errors.Join(
-			b.floorOfTraffic(ctx, site, &f), b.floorOfKernel(ctx, site, &f), b.floorOfAPI(ctx, site, &f), site.close(ctx))
+			b.measureDirectTraffic(ctx, site, &f), b.measureKernelWrites(ctx, site, &f), b.measureWatch(ctx, site, &f), site.close(ctx))
 	}
 	summary := fmt.Sprintf("change to traffic %v, of it the kernel's %v, a connection %v; cold start %v: list %v, write %v, ask all %v",
 		f.Change(0), f.Element, f.Connect, f.ColdStart(), f.List, f.Write, f.Sweep)
@@ -34,13 +34,13 @@ func (b *Bench) Floor(ctx context.Context) figures.Floor {
 		f.Missing = err.Error()
 		summary = f.Missing
 	}
-	b.Say(fmt.Sprintf("floor %v: %s", f.Size, summary))
+	b.Log(fmt.Sprintf("floor %v: %s", f.Size, summary))
 	return f
 }
 
-// floorOfTraffic asks as many endpoints directly as there are Services, and
-// makes connections on a node without rules.
-func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) error {
+// measureDirectTraffic connects directly to as many endpoints as there are Services, and measures
+// connections on a node without rules.
+func (b *Bench) measureDirectTraffic(ctx context.Context, s *site, f *figures.Floor) error {
 	var targets []client.Target
 	for i := range b.Load.Size.Services {
 		targets = append(targets, client.Target{Addr: netip.AddrPortFrom(load.Endpoint(i, 0), load.TargetPort)})
@@ -54,7 +54,7 @@ func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) e
 		return fmt.Errorf("%d of %d endpoints answered: %w", answers.Count, len(targets), ctx.Err())
 	}
 	f.Sweep = figures.SecondsOf(time.Since(began))
-	bare, err := b.connections(ctx, s, kind{proxy.TCP, load.DataTargets()}, kind{proxy.UDP, load.DataTargets()})
+	bare, err := b.connections(ctx, s, connectionKind{proxy.TCP, load.DataTargets()}, connectionKind{proxy.UDP, load.DataTargets()})
 	if err != nil {
 		return err
 	}
@@ -63,9 +63,9 @@ func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) e
 	return nil
 }
 
-// floorOfKernel writes as many elements as a proxy would at least, and then one
-// change of an endpoint again and again.
-func (b *Bench) floorOfKernel(ctx context.Context, s *site, f *figures.Floor) error {
+// measureKernelWrites writes as many elements as a proxy needs at least, and then repeatedly one
+// change of an endpoint.
+func (b *Bench) measureKernelWrites(ctx context.Context, s *site, f *figures.Floor) error {
 	const large, times = 1 << 14, 300 // elements of a batch; changes
 	var conn *nft.Conn
 	err := s.node.Host.Do(func() (err error) {
@@ -120,7 +120,7 @@ func (b *Bench) floorOfKernel(ctx context.Context, s *site, f *figures.Floor) er
 	return nil
 }
 
-// element is number i of a set.
+// element returns element i of the set.
 func element(i, value int) nft.Element {
 	key, data := make([]byte, 16), make([]byte, 8)
 	binary.BigEndian.PutUint32(key, uint32(i))
@@ -128,11 +128,11 @@ func element(i, value int) nft.Element {
 	return nft.Element{Key: string(key), Data: string(data)}
 }
 
-// floorOfAPI reads all objects once, and receives events of changes.
-func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error {
+// measureWatch lists all objects once, and then receives events of changes.
+func (b *Bench) measureWatch(ctx context.Context, s *site, f *figures.Floor) error {
 	api, err := kubernetes.NewForConfig(load.Protobuf(b.Cluster.Admin))
 	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
+		return fmt.Errorf("create a client: %w", err)
 	}
 	all := metav1.ListOptions{ResourceVersion: "0"} // from the API server's cache, as informers do
 	began := time.Now()
@@ -159,16 +159,16 @@ func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error
 		return err
 	}
 	defer watcher.Kill()
-	if err := watcher.Settle(ctx, time.Second, 0, time.Minute); err != nil { // it has all that there is
+	if err := watcher.Settle(ctx, time.Second, 0, time.Minute); err != nil { // until it has received everything
 		return err
 	}
 	for _, rate := range b.Limits.Rates {
-		// A watch has no period of its own, so the phase of changes does not matter.
+		// A watch is not periodic, so the phase of changes does not matter.
 		s := sampler{Bench: b, samples: min(b.Limits.Samples, 30), await: func(ctx context.Context, endpoint netip.Addr) (time.Time, error) {
 			return awaitEvent(ctx, w, endpoint)
 		}}
 		if rate == 0 {
-			s.samples = min(b.Limits.Samples, 10) // they are as far apart as those of proxies
+			s.samples = min(b.Limits.Samples, 10) // with the same intervals as for proxies
 		}
 		c, err := s.run(ctx, rate, watcher)
 		if err != nil {
@@ -179,7 +179,7 @@ func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error
 	return nil
 }
 
-// awaitEvent returns when a watch of the Service Probe said that it has an endpoint.
+// awaitEvent returns when a watch reports that the Service Probe has an endpoint.
 func awaitEvent(ctx context.Context, w watch.Interface, endpoint netip.Addr) (time.Time, error) {
 	for {
 		select {

@@ -13,7 +13,7 @@ import (
 	"sluice/test/cluster/testbed"
 )
 
-// site is a fresh node with a client and a host that answers for all endpoints.
+// site is a fresh node with a client pod and a server pod that answers for all endpoints.
 type site struct {
 	cluster *testbed.Cluster
 	node    *testbed.Node
@@ -29,14 +29,14 @@ func (b *Bench) newSite(ctx context.Context) (*site, error) {
 		return nil, err
 	}
 	s := &site{cluster: b.Cluster, node: node}
-	if err := s.equip(); err != nil {
+	if err := s.addClientAndServer(); err != nil {
 		return nil, errors.Join(err, s.close(ctx))
 	}
 	return s, nil
 }
 
-// equip gives the node what is measured with.
-func (s *site) equip() (err error) {
+// addClientAndServer adds the proxy's user, the client and the server.
+func (s *site) addClientAndServer() (err error) {
 	if s.user, err = s.cluster.NewUser(testbed.ProxyIdentity(s.node)); err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (s *site) equip() (err error) {
 	return s.server.Answer(load.Pods, testbed.Port{Protocol: proxy.TCP, Number: load.TargetPort}, testbed.Port{Protocol: proxy.UDP, Number: load.TargetPort})
 }
 
-// close takes the site away, also when ctx has ended.
+// close removes the site, even if ctx has ended.
 func (s *site) close(ctx context.Context) error {
 	var errs []error
 	if s.server != nil {

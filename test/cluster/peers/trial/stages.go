@@ -13,7 +13,7 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// coldStart starts the peer on a kernel without rules.
+// coldStart starts the peer on a node without rules.
 func (t *trial) coldStart(ctx context.Context) (string, error) {
 	before, err := kernelMemory()
 	if err != nil {
@@ -51,9 +51,9 @@ func (t *trial) coldStart(ctx context.Context) (string, error) {
 	return fmt.Sprintf("first %v, most %v, every %v, CPU %v", c.FirstAnswered(), c.Most, c.EveryAnswered(), c.CPU), nil
 }
 
-// idle watches a proxy that has nothing to do.
+// idle measures a proxy while nothing changes.
 func (t *trial) idle(ctx context.Context) (string, error) {
-	c, err := observe(t.proxy, t.Load.Churn(ctx, 0), pause(t.Limits.Idle))
+	c, err := observe(t.proxy, t.Load.Churn(ctx, 0), sleep(t.Limits.Idle))
 	if err != nil {
 		return "", err
 	}
@@ -61,7 +61,7 @@ func (t *trial) idle(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%.1f %% of a processor", t.result.Idle.Percent()), nil
 }
 
-// memory reads what the proxy occupies now and occupied at most.
+// memory reads the current and the maximum memory of the proxy.
 func (t *trial) memory(context.Context) (string, error) {
 	m, err := t.proxy.Memory()
 	if err != nil {
@@ -71,19 +71,19 @@ func (t *trial) memory(context.Context) (string, error) {
 	return fmt.Sprintf("steady %v, peak %v", t.result.Memory.Steady, t.result.Memory.Peak), nil
 }
 
-// kernelMemory is what the kernel occupies for objects of its own. All of the
-// machine counts, so the difference of two is an estimate.
+// kernelMemory returns the memory of kernel objects. It includes the whole machine, so a difference
+// of two values is an estimate.
 func kernelMemory() (figures.Bytes, error) {
 	sizes, err := process.Sizes("/proc/meminfo")
 	if err != nil {
 		return 0, fmt.Errorf("read the kernel's memory: %w", err)
 	}
-	// Slab without what can be taken back at once, which is mostly of files.
+	// Without reclaimable slab memory, which is mostly the file cache.
 	return figures.Bytes(sizes["SUnreclaim"] + sizes["Percpu"] + sizes["VmallocUsed"]), nil
 }
 
-// restart ends the peer without a warning, changes something, and starts it
-// again on what it has left, while connections are made all the time.
+// restart kills the peer, makes a change, and starts it again with the rules it left, while
+// connections are made continuously.
 func (t *trial) restart(ctx context.Context) (string, error) {
 	const watched = 64 // Services
 	var targets []client.Target
@@ -108,8 +108,8 @@ func (t *trial) restart(ctx context.Context) (string, error) {
 	return fmt.Sprintf("followed after %v, CPU %v, %d of %d connections failed", r.Followed, r.CPU, r.Failed, r.Asked), nil
 }
 
-// startAgain measures the time from the new process's start until traffic
-// follows the change that happened before.
+// startAgain measures the time from the start of the new process until traffic follows the change
+// that was made before.
 func (t *trial) startAgain(ctx context.Context) (*figures.Restart, error) {
 	t.kill()
 	step, err := t.Load.Step(ctx)
@@ -128,6 +128,6 @@ func (t *trial) startAgain(ctx context.Context) (*figures.Restart, error) {
 	if err != nil {
 		return nil, err
 	}
-	time.Sleep(time.Second) // for what the peer does after it has followed
+	time.Sleep(time.Second) // include the work that the peer does afterwards
 	return &figures.Restart{Followed: figures.SecondsOf(at.Sub(began)), CPU: cpu}, nil
 }

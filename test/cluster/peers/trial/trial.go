@@ -1,10 +1,9 @@
-// Package trial measures one service proxy after the other from the outside: on
-// a fresh node of its own, against one loaded API server, by what connections
-// see and what the kernel says of the process. It also measures the floor, which
-// is the same without a proxy.
+// Package trial measures service proxies from the outside, one after the other: each on its own
+// fresh node, with one loaded API server, by the results of connections and the kernel's accounting
+// of the process. It also measures the floor, which is the same without a proxy.
 //
-// It trusts nothing that a proxy says of itself, and does not judge the figures.
-// A proxy that fails costs its own figures only.
+// It relies on nothing that a proxy reports about itself, and does not judge the figures. If a
+// proxy fails, only its own figures are missing.
 package trial
 
 import (
@@ -24,55 +23,55 @@ import (
 // Peer is a proxy in one of its modes.
 type Peer struct {
 	Name    string // program/mode
-	Program string // its path; empty: the cluster's own proxy
+	Program string // path; default: the cluster's own proxy
 	Mode    string
 
-	KubeProxy bool // it is the real one
+	KubeProxy bool // Program is kube-proxy
 }
 
-// Limits says how much effort goes into the figures.
+// Limits bound the effort of the measurements.
 type Limits struct {
-	ColdStart time.Duration // a proxy may take this long until every Service answers
-	Samples   int           // endpoints to replace at each rate
-	Budget    time.Duration // no new one is replaced after this
-	Patience  time.Duration // and none is waited for after this
-	Idle      time.Duration // to watch a proxy that has nothing to do
-	Burst     time.Duration // one burst of connections; there are many
+	ColdStart time.Duration // until every Service answers
+	Samples   int           // endpoints to replace at each rate, at most
+	Budget    time.Duration // no endpoint is replaced after this time
+	Patience  time.Duration // and none is waited for after this time
+	Idle      time.Duration // how long to measure an idle proxy
+	Burst     time.Duration // length of one burst of connections
 	Rates     []int         // of other changes per second; 0 is idle
 }
 
 // Bench measures on one loaded API server.
 type Bench struct {
 	Cluster *testbed.Cluster
-	Watcher string // path of this program, to start one that only watches
+	Watcher string // path of this program, for its --watch process
 	Load    *load.Load
 	Limits  Limits
-	Say     func(line string)
-	// ScaleRate: if not 0, only changes of the number of endpoints are measured, so many per second.
+	Log     func(line string)
+	// ScaleRate, if not 0, measures only changes of the number of endpoints, so many per second.
 	ScaleRate int
-	// Only are the stages to measure; none: all.
+	// Only are the stages to measure; empty means all.
 	Only []figures.Stage
 }
 
-// trial is one peer at one size.
+// trial is the measurement of one peer at one size.
 type trial struct {
 	*Bench
 	peer     Peer
 	site     *site
-	proxy    *process.Process // nil: not started yet
+	proxy    *process.Process // nil before the first start
 	result   figures.Result
-	unusable error // why nothing more can be measured
+	unusable error // why further stages are skipped
 }
 
-// stage is one of the things that are measured of a peer. Its function fills the
-// result in and returns the figures in a few words, to show progress.
+// stage is one measurement of a peer. Its function fills in the result and returns a summary for
+// the log.
 type stage struct {
 	name   figures.Stage
 	run    func(t *trial, ctx context.Context) (summary string, err error)
-	always bool // also of a proxy that does not serve
+	always bool // run even if the proxy does not serve
 }
 
-// stages are all of them, in their order.
+// stages returns all stages in order.
 func (b *Bench) stages() []stage {
 	out := []stage{{name: figures.StageColdStart, run: (*trial).coldStart}}
 	if b.ScaleRate != 0 {
@@ -92,7 +91,7 @@ func (b *Bench) stages() []stage {
 	return slices.DeleteFunc(out, func(s stage) bool { return len(b.Only) > 0 && !slices.Contains(b.Only, s.name) })
 }
 
-// Run measures a peer at the size of the load. What goes wrong is in the result.
+// Run measures a peer at the size of the load. Failures are recorded in the result.
 func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	began := time.Now()
 	t := &trial{Bench: b, peer: p, result: figures.Result{Peer: p.Name, Size: b.Load.Size, Date: began.UTC().Truncate(time.Second)}}
@@ -113,14 +112,14 @@ func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	t.kill()
 	if t.site != nil {
 		if err := t.site.close(ctx); err != nil {
-			b.Say(fmt.Sprintf("%s: %v", p.Name, err))
+			b.Log(fmt.Sprintf("%s: %v", p.Name, err))
 		}
 	}
 	t.result.Took = figures.SecondsOf(time.Since(began))
 	return t.result
 }
 
-// measure runs one stage, when the proxy has come to rest if there is one.
+// measure runs one stage, after the proxy has become idle.
 func (t *trial) measure(ctx context.Context, s stage) error {
 	began := time.Now()
 	err := ctx.Err()
@@ -137,12 +136,12 @@ func (t *trial) measure(ctx context.Context, s stage) error {
 	if err != nil {
 		summary = err.Error()
 	}
-	t.Say(fmt.Sprintf("%s %v: %s: %s (%.0f s)", t.peer.Name, t.Load.Size, s.name, summary, time.Since(began).Seconds()))
+	t.Log(fmt.Sprintf("%s %v: %s: %s (%.0f s)", t.peer.Name, t.Load.Size, s.name, summary, time.Since(began).Seconds()))
 	return err
 }
 
-// kill ends the peer without a warning and notes the peak of the process or of
-// any of its children, unless that of an earlier process is known.
+// kill kills the peer and records the maximum memory of the process or any of its children, unless
+// an earlier process has set it.
 func (t *trial) kill() {
 	if t.proxy == nil {
 		return
@@ -154,14 +153,14 @@ func (t *trial) kill() {
 	}
 }
 
-// start starts the peer on the site's node, waits until something has happened or
-// the time of a start is over, and returns the CPU time until then.
+// start starts the peer on the site's node, calls await, with the timeout of a start, and returns
+// the CPU time until then.
 func (t *trial) start(ctx context.Context, await func(ctx context.Context) error) (figures.Seconds, error) {
 	var err error
 	t.proxy, err = t.Cluster.StartProxy(t.site.node, testbed.Proxy{
 		User: t.site.user, Program: t.peer.Program, KubeProxy: t.peer.KubeProxy, Mode: t.peer.Mode, Pods: load.ClusterCIDR,
-		// The limit of tracked connections is the machine's and cannot be
-		// changed from a network namespace.
+		// The conntrack limit belongs to the machine and cannot be changed from a network
+		// namespace.
 		Args: []string{"--conntrack-max-per-core=0"},
 	})
 	if err != nil {
@@ -176,10 +175,10 @@ func (t *trial) start(ctx context.Context, await func(ctx context.Context) error
 	return figures.SecondsOf(cpu), err
 }
 
-// observe runs f while others change, and returns what a process used meanwhile
-// beside what f notes. It ends the churn.
+// observe calls f during churn, and adds the updates and the CPU time of the process to what f
+// records. It stops the churn.
 func observe(p *process.Process, churn *load.Churn, f func(c *figures.Change) error) (c figures.Change, err error) {
-	const warmUp = 2 * time.Second // others change before anything is measured
+	const warmUp = 2 * time.Second // churn before the measurement starts
 	defer func() { err = errors.Join(err, churn.Stop()) }()
 	if c.Rate = churn.Rate; c.Rate > 0 {
 		time.Sleep(warmUp)
@@ -200,8 +199,8 @@ func observe(p *process.Process, churn *load.Churn, f func(c *figures.Change) er
 	return c, err
 }
 
-// pause is nothing to do, for a while.
-func pause(d time.Duration) func(*figures.Change) error {
+// sleep returns a function for observe that does nothing for a while.
+func sleep(d time.Duration) func(*figures.Change) error {
 	return func(*figures.Change) error {
 		time.Sleep(d)
 		return nil

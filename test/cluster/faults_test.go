@@ -9,41 +9,41 @@ import (
 	"sluice/internal/conformance"
 )
 
-// Troubles are what may befall the API server, and the way to it.
-func (a *api) Troubles() []conformance.Trouble {
+// Faults returns the faults of the API server and of the connection to it.
+func (a *api) Faults() []conformance.Fault {
 	nothing := func(context.Context) error { return nil }
 	shut := func(context.Context) error {
 		a.gate.Shut()
 		return nil
 	}
 	stop := func() {}
-	return []conformance.Trouble{
+	return []conformance.Fault{
 		{
 			Name:  "watches are cut",
-			Begin: func(context.Context) error { stop = a.cutAndCut(); return nil },
-			End:   func(context.Context) error { stop(); return nil },
+			Start: func(context.Context) error { stop = a.cutRepeatedly(); return nil },
+			Stop:  func(context.Context) error { stop(); return nil },
 		},
 		{
-			Name: "the API server is out of reach", Begin: shut,
-			End: func(context.Context) error { return a.gate.Open() },
+			Name: "the API server is out of reach", Start: shut,
+			Stop: func(context.Context) error { return a.gate.Open() },
 		},
 		{
-			Name: "etcd is killed and comes back", Begin: nothing,
-			End: func(ctx context.Context) error {
+			Name: "etcd is killed and comes back", Start: nothing,
+			Stop: func(ctx context.Context) error {
 				bed.KillEtcd()
 				return errors.Join(bed.StartEtcd(ctx), bed.AwaitAPIServer(ctx))
 			},
 		},
 		{
-			Name: "the API server is killed and comes back", Begin: nothing,
-			End: func(ctx context.Context) error {
+			Name: "the API server is killed and comes back", Start: nothing,
+			Stop: func(ctx context.Context) error {
 				bed.KillAPIServer()
 				return bed.StartAPIServer(ctx)
 			},
 		},
 		{
-			Name: "the API server has forgotten (410 Gone)", Begin: shut,
-			End: func(ctx context.Context) error {
+			Name: "the API server has forgotten (410 Gone)", Start: shut,
+			Stop: func(ctx context.Context) error {
 				bed.KillAPIServer()
 				return errors.Join(bed.Compact(ctx), bed.StartAPIServer(ctx), a.gate.Open())
 			},
@@ -51,8 +51,8 @@ func (a *api) Troubles() []conformance.Trouble {
 	}
 }
 
-// cutAndCut cuts all watches again and again, until what it returns is called.
-func (a *api) cutAndCut() (stop func()) {
+// cutRepeatedly cuts all watches again and again until the returned function is called.
+func (a *api) cutRepeatedly() (stop func()) {
 	done := make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() {
