@@ -73,7 +73,7 @@ func detach(pin string) error {
 }
 
 // The maps of sockets, with the programs that tell which are connected.
-var socketMaps = map[string]string{"tcp_sockets": "told_tcp", "udp_sockets": "told_udp"}
+var socketMaps = map[string]string{"tcp_sockets": "connected_tcp", "udp_sockets": "connected_udp"}
 
 // connected counts the sockets that are connected to an endpoint.
 func connected(root string) (n int, err error) {
