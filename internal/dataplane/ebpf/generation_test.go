@@ -52,9 +52,9 @@ func TestGenerations(t *testing.T) {
 		{"the first rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
 		{"the same rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
 		{"another row", func() error { h.change(row("web", proxy.TCP, web, pods[1])); return nil }},
-		{"a longer permission", h.d.Renew},
+		{"a longer permission", h.d.RenewLease},
 		{"a test", func() error {
-			return h.d.Change(func() error {
+			return h.d.WriteMaps(func() error {
 				if n := h.generation(); n != 0 {
 					t.Errorf("while maps are written to, their generation is %d; want none", n)
 				}
@@ -114,7 +114,7 @@ func TestAnotherHandWrites(t *testing.T) {
 	if err := m.Delete(key); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.d.Renew(); err != nil {
+	if err := h.d.RenewLease(); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("the permission was renewed", web)

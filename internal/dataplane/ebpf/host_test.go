@@ -64,7 +64,7 @@ func TestJudge(t *testing.T) {
 		{"IPv6", []netlink.Addr{on(1, "2001:db8::2/64"), on(2, "fd00:10::1/64")}, []netlink.Route{way(1, "2001:db8::/64", "", ""), way(2, "fd00:10::/64", "", ""), way(1, "fd00:11::/64", "2001:db8::3", "2001:db8::9"), way(1, "fe80::/64", "", "")}, []string{"fd00:10::/64"}, []string{"fd00:11::/64"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := judge(tt.addrs, tt.routes, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")})
+			h := newHost(tt.addrs, tt.routes, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")})
 			text := func(all []netip.Prefix) (out []string) {
 				for _, p := range all {
 					out = append(out, p.String())
@@ -106,7 +106,7 @@ func TestPlain(t *testing.T) {
 	} {
 		f := proxy.Frontend{Kind: tt.kind, Addr: netip.MustParseAddrPort(tt.frontend)}
 		to := []proxy.Endpoint{{Addr: netip.MustParseAddrPort("10.7.7.7:1")}, {Addr: netip.MustParseAddrPort(tt.endpoint)}}
-		if got := h.plain(f, to); got != tt.want {
+		if got := h.sameSource(f, to); got != tt.want {
 			t.Errorf("%v %v to %v: %t; want %t", tt.kind, f.Addr, to, got, tt.want)
 		}
 	}

@@ -110,17 +110,17 @@ func TestInspectDiffers(t *testing.T) {
 		}
 	}
 	want("as written again")
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
-	want("without permission", "entry of map settings: programs may act | they may not")
+	want("without permission", "entry of map settings: a valid lease | an expired lease")
 	if err := h.sync(sp, beside); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, "connect4")); err != nil {
 		t.Fatal(err)
 	}
-	want("without a program", "program connect4: it is attached to cgroup ")
+	want("without a program", "program connect4: attached to cgroup ")
 	if err := h.sync(sp, beside); err != nil {
 		t.Fatal(err)
 	}

@@ -81,7 +81,7 @@ func TestNobodyComesBack(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...))
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("the permission has ended", web)
@@ -101,12 +101,12 @@ func TestEntriesAreLost(t *testing.T) {
 	if err := m.Lookup(key, &value); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.d.Change(func() error { return m.Delete(key) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return m.Delete(key) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("an endpoint is missing", web)
 	value[15]++
-	if err := h.d.Change(func() error { return m.Put(key, value) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return m.Put(key, value) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("an endpoint is not what it says", web)
@@ -121,7 +121,7 @@ func TestEntriesAreLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	service[0]++
-	if err := h.d.Change(func() error { return s.Put(frontend, service) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return s.Put(frontend, service) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("a frontend is not what it says", web)
@@ -134,7 +134,7 @@ func TestNeitherCanBeWritten(t *testing.T) {
 	h.start(nil)
 	was, is := row("web", proxy.TCP, web, pods[0]), row("web", proxy.TCP, web, pods[1])
 	h.serve(was)
-	find, err := h.d.LoseMap("endpoints")
+	repair, err := h.d.BreakMap("endpoints")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestNeitherCanBeWritten(t *testing.T) {
 	if err := proxytest.Apply(stopped, h.d, step); !errors.Is(err, proxy.ErrNeedSync) {
 		t.Errorf("%v; want an error that asks for a full sync", err)
 	}
-	find()
+	repair()
 	if err := h.sync(is); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestClosedSocketsAreForgotten(t *testing.T) {
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...))
 	count := func() int {
-		n, err := ebpf.Connected(h.EBPF.BPFRoot)
+		n, err := ebpf.CountConnected(h.EBPF.BPFRoot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,10 +360,10 @@ func TestBadPlaces(t *testing.T) {
 		at   mode.EBPF
 		want string
 	}{
-		{"no such cgroup", mode.EBPF{CgroupRoot: "/nowhere", BPFRoot: root}, "/nowhere is no cgroup2 (--cgroup-root)"},
-		{"not a cgroup", mode.EBPF{CgroupRoot: "/proc", BPFRoot: root}, "/proc is no cgroup2 (--cgroup-root)"},
-		{"no BPF file system", mode.EBPF{CgroupRoot: cgroup, BPFRoot: "/proc/x"}, "/proc/x is in no BPF file system (--bpf-root): mount -t bpf bpf /sys/fs/bpf"},
-		{"another version", mode.EBPF{CgroupRoot: cgroup, BPFRoot: old}, "are of another version: sluice --cleanup removes them"},
+		{"no such cgroup", mode.EBPF{CgroupRoot: "/nowhere", BPFRoot: root}, "/nowhere is not in a cgroup2 file system: set --cgroup-root"},
+		{"not a cgroup", mode.EBPF{CgroupRoot: "/proc", BPFRoot: root}, "/proc is not in a cgroup2 file system: set --cgroup-root"},
+		{"no BPF file system", mode.EBPF{CgroupRoot: cgroup, BPFRoot: "/proc/x"}, "/proc/x is not in a BPF file system: run mount -t bpf bpf /sys/fs/bpf, or set --bpf-root"},
+		{"another version", mode.EBPF{CgroupRoot: cgroup, BPFRoot: old}, "are of another version; remove them with sluice --cleanup"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := mode.Settings{MasqueradeBit: 14, EBPF: tt.at}
@@ -401,8 +401,8 @@ func TestCgroupIsFound(t *testing.T) {
 	for _, tt := range []struct{ name, mounts, want, wrong string }{
 		{"the host's", fmt.Sprintf(line, "/", "/proc", "proc") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
 		{"a part of it is no root", fmt.Sprintf(line, "/kubepods", child, "cgroup2") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
-		{"a container's", fmt.Sprintf(line, "/", child, "cgroup2"), "", child + " has the cgroups of this container alone: mount the host's and name it (--cgroup-root)"},
-		{"none", fmt.Sprintf(line, "/", "/sys/fs/cgroup/cpu", "cgroup"), "", "no cgroup2 is mounted here (--cgroup-root)"},
+		{"a container's", fmt.Sprintf(line, "/", child, "cgroup2"), "", "cgroup2 at " + child + " has only the cgroups of this container: mount that of the host, and set --cgroup-root to it"},
+		{"none", fmt.Sprintf(line, "/", "/sys/fs/cgroup/cpu", "cgroup"), "", "no cgroup2 is mounted: mount it, or set --cgroup-root"},
 	} {
 		got, err := ebpf.FindCgroup(tt.mounts, bpffs(t))
 		if got != tt.want || (err != nil) != (tt.wrong != "") || err != nil && err.Error() != tt.wrong {
@@ -433,7 +433,7 @@ func TestForeignProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = h.sync(row("web", proxy.TCP, web, pods...))
-	want := "the rules serve alone: attach connect4 to cgroup " + h.EBPF.CgroupRoot + ", where a program of somebody else may tolerate no other: "
+	want := "sockets are not translated, the nftables rules serve all connections: attach connect4 to cgroup " + h.EBPF.CgroupRoot + ", where another program may be attached exclusively: "
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v; want %q", err, want)
 	}

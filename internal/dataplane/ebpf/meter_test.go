@@ -209,7 +209,7 @@ func TestEndIsNotTold(t *testing.T) {
 	if n := h.places(); n != 1 {
 		t.Fatalf("%d sockets have a place; want the one that still carries something", n)
 	}
-	if n, err := ebpf.Connected(h.EBPF.BPFRoot); err != nil || n != 0 {
+	if n, err := ebpf.CountConnected(h.EBPF.BPFRoot); err != nil || n != 0 {
 		t.Errorf("%d sockets are open, %v; want none", n, err)
 	}
 	h.stop()
@@ -337,9 +337,9 @@ func TestAccount(t *testing.T) {
 		"packets pass 32 bits":       {{7, full - 10, full - 3}, {7, 5, full - 3}, {7, 6, full + 13}, {13, 0, full + 13}},
 		"a large one ends meanwhile": {{0, full - 10, full - 10}, {0, 0, full - 10}, {full - 5, 0, full - 5}},
 	} {
-		var a ebpf.Account
+		var total ebpf.TrafficTotal
 		for i, s := range steps {
-			if got := a.Settle([5]uint64{4: s.ended}, [5]uint64{4: s.live}); got[4] != s.want {
+			if got := total.Update([5]uint64{4: s.ended}, [5]uint64{4: s.live}); got[4] != s.want {
 				t.Errorf("%s, step %d: %d; want %d", name, i, got[4], s.want)
 			}
 		}
@@ -358,7 +358,7 @@ func TestCutDatagramsAreNotCounted(t *testing.T) {
 		t.Errorf("%v bytes; want one there, and its answer", n)
 	}
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("the socket is told", func() bool { return h.d.Cuts() })
+	h.eventually("the socket is told", func() bool { return h.d.Cutting() })
 	before := h.carried(dns).Bytes[0]
 	for range 5 {
 		if _, err := unix.Write(s.fd, []byte("?")); err != unix.EPERM {
@@ -369,7 +369,7 @@ func TestCutDatagramsAreNotCounted(t *testing.T) {
 		t.Errorf("%d bytes were counted that were cut", n-before)
 	}
 	s.connect(dns)
-	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+	h.eventually("nothing is cut any more", func() bool { return !h.d.Cutting() })
 	s.ask(netip.AddrPort{})
 	if n := h.carried(dns).Bytes[0]; n != before+1 {
 		t.Errorf("%d bytes; want %d", n, before+1)

@@ -24,17 +24,17 @@ var mutants = map[string]struct {
 }{
 	"masquerading does not matter": {"table-cluster-cidr-IPv4-TCP", rewrite("services", func(k, v []byte) bool {
 		v[12], v[13], v[14] = v[12]|1, v[13]|1, v[14]|1
-		binary.NativeEndian.PutUint32(v[16:], ebpf.CheckSum(k, v[:16]))
+		binary.NativeEndian.PutUint32(v[16:], ebpf.Checksum(k, v[:16]))
 		return true
 	})},
 	"every pod is ours": {"table-none-IPv4-TCP|mx-nodetect", rewrite("spaces", func(k, v []byte) bool {
 		binary.NativeEndian.PutUint32(v[32:], uint32(proxy.OurPod))
-		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+		binary.NativeEndian.PutUint32(v[36:], ebpf.Checksum(k, v[:36]))
 		return true
 	})},
 	"an endpoint is a client like others": {"hairpin", rewrite("spaces", func(k, v []byte) bool {
 		v[31] = 0xff // of its address
-		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+		binary.NativeEndian.PutUint32(v[36:], ebpf.Checksum(k, v[:36]))
 		return true
 	})},
 	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", rewrite("services", func(k, _ []byte) bool {
@@ -42,13 +42,13 @@ var mutants = map[string]struct {
 	})},
 	"NodePorts are on all addresses":        {"np", rewrite("node_addrs", func(_, v []byte) bool { v[0] |= 1; return true })},
 	"addresses of the node are like others": {"vip", rewrite("node_addrs", func(_, v []byte) bool { return v[0]&1 != 0 })},
-	"what was found holds for ever":         {"table-cluster-cidr", (*ebpf.Dataplane).Freeze},
+	"what was found holds for ever":         {"table-cluster-cidr", (*ebpf.Dataplane).FreezeGeneration},
 }
 
 // rewrite changes the values of a map, and deletes what is not kept.
 func rewrite(name string, keep func(k, v []byte) bool) func(*ebpf.Dataplane) error {
 	return func(d *ebpf.Dataplane) error {
-		return d.Change(func() error { return rewriteMap(d.Map(name), keep) })
+		return d.WriteMaps(func() error { return rewriteMap(d.Map(name), keep) })
 	}
 }
 

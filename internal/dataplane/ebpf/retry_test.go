@@ -44,18 +44,18 @@ func TestCutIsTriedAgain(t *testing.T) {
 	if !s.translated() {
 		t.Fatal("the rules translated")
 	}
-	find, err := h.d.LoseMap("settings")
+	repair, err := h.d.BreakMap("settings")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("it is looked what to cut", func() bool { return !h.d.Looks() })
+	h.eventually("it is looked what to cut", func() bool { return !h.d.CheckStalePending() })
 	for range 20 { // so that it has failed for who looked
 		if err := h.d.CutStale(); err == nil {
 			t.Error("a cut was begun without permission")
 		}
 	}
-	find()
+	repair()
 	h.eventually("the socket is told", func() bool {
 		_, err := unix.Write(s.fd, []byte("?"))
 		return errors.Is(err, unix.EPERM)
@@ -67,7 +67,7 @@ func TestAddressesAreFollowedAfterAnError(t *testing.T) {
 	h := newHost(t)
 	h.open()
 	changed := make(chan struct{}, 1)
-	h.beside(func(ctx context.Context) error { h.d.Listen(ctx, changed); return nil })
+	h.beside(func(ctx context.Context) error { h.d.WatchHost(ctx, changed); return nil })
 	told := func(what string) {
 		t.Helper()
 		select {
@@ -81,16 +81,16 @@ func TestAddressesAreFollowedAfterAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer none.Close()
-	socket, err := unix.Dup(h.d.News())
+	socket, err := unix.Dup(h.d.HostEventsFD())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(socket)
-	if err := unix.Dup3(int(none.Fd()), h.d.News(), unix.O_CLOEXEC); err != nil {
+	if err := unix.Dup3(int(none.Fd()), h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
 	told("that something may have been missed")
-	if err := unix.Dup3(socket, h.d.News(), unix.O_CLOEXEC); err != nil {
+	if err := unix.Dup3(socket, h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
 	for len(changed) > 0 {
@@ -102,7 +102,7 @@ func TestAddressesAreFollowedAfterAnError(t *testing.T) {
 
 // failsOnce is a ring that cannot be read at first.
 type failsOnce struct {
-	ebpf.Questions
+	ebpf.QuestionReader
 	failed bool
 }
 
@@ -111,7 +111,7 @@ func (f *failsOnce) ReadInto(r *ringbuf.Record) error {
 		f.failed = true
 		return unix.ENOMEM
 	}
-	return f.Questions.ReadInto(r)
+	return f.QuestionReader.ReadInto(r)
 }
 
 // TestQuestionsAreAnsweredAfterAnError of the ring that they come by.
@@ -119,7 +119,7 @@ func TestQuestionsAreAnsweredAfterAnError(t *testing.T) {
 	h := newHost(t)
 	h.open()
 	h.beside(func(ctx context.Context) error {
-		return h.d.AnswerAll(ctx, func(q ebpf.Questions) ebpf.Questions { return &failsOnce{Questions: q} })
+		return h.d.AnswerQuestions(ctx, func(r ebpf.QuestionReader) ebpf.QuestionReader { return &failsOnce{QuestionReader: r} })
 	})
 	h.serve(row("web", proxy.TCP, web, pods[0])) // which waits until connections are made at the socket
 }

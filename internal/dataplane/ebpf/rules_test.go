@@ -17,7 +17,7 @@ func TestRulesThatCannotBeWritten(t *testing.T) {
 	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := h.d.Permission(); left <= 0 || err != nil {
+	if left, err := h.d.LeaseLeft(); left <= 0 || err != nil {
 		t.Fatalf("programs may act for %v, error %v", left, err)
 	}
 	err := h.lab.Node().Do(func() error {
@@ -38,7 +38,7 @@ func TestRulesThatCannotBeWritten(t *testing.T) {
 	if err := h.sync(row("web", proxy.TCP, web, pods[0]), row("dns", proxy.TCP, dns, pods[1])); err == nil {
 		t.Fatal("the rules were written")
 	}
-	if left, err := h.d.Permission(); left > 0 || err != nil {
+	if left, err := h.d.LeaseLeft(); left > 0 || err != nil {
 		t.Errorf("programs may act for %v, error %v", left, err)
 	}
 }

@@ -439,7 +439,7 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	h.wantFrom("connected anew", by, from, pods[1], dns)
 	connected.connect(dns)
 	h.eventually("what was sent before the cut is read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
-	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+	h.eventually("nothing is cut any more", func() bool { return !h.d.Cutting() })
 }
 
 // TestConnectedSocketIsToldWhereTo: a socket that is connected to a frontend and names it

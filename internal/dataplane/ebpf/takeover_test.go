@@ -128,12 +128,12 @@ func TestOtherProxy(t *testing.T) {
 	h.wantFrom("at first", by, from, pods[0], dns)
 	h.next(row("dns", proxy.UDP, dns, pods[1]))
 	h.start(nil) // to look at the maps; it writes nothing yet
-	if left, err := h.d.Permission(); err != nil || left > 10*time.Second {
+	if left, err := h.d.LeaseLeft(); err != nil || left > 10*time.Second {
 		t.Errorf("programs go on for %v, %v", left, err)
 	}
 	by, from = loose.ask(dns)
 	h.wantFrom("soon after", by, from, pods[0], dns)
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
 	by, from = loose.ask(dns)
