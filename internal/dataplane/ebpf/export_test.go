@@ -101,7 +101,7 @@ func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint
 }
 
 // Cutting reports whether UDP sockets are being cut.
-func (d *Dataplane) Cutting() bool { return d.cutTimer() != nil }
+func (d *Dataplane) Cutting() bool { return d.cutting() }
 
 // ExpireLease makes the lease one that has expired long ago.
 func (d *Dataplane) ExpireLease() error {

@@ -63,8 +63,13 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 	log := klog.FromContext(ctx)
 	tick := time.NewTicker(leaseRenewal)
 	defer tick.Stop()
-	var hostReadDue <-chan time.Time // nil unless a read of addresses and routes is due
+	// Timers of a read of addresses and routes, and of a check for sockets to cut; nil if
+	// none is due. They are kept over other events, which may come at any rate.
+	var hostReadDue, cutCheckDue <-chan time.Time
 	for {
+		if cutCheckDue == nil && d.cutting() {
+			cutCheckDue = time.After(cutCheckPeriod)
+		}
 		var what string
 		var err error
 		var retry chan struct{} // nil: the next tick retries
@@ -76,7 +81,8 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 			if failed := d.locked(func() error { return d.checkUntracking(ctx) }); failed != nil {
 				log.Error(failed, "Flows cannot be listed, connections between pods stay tracked for now")
 			}
-		case <-d.cutTimer():
+		case <-cutCheckDue:
+			cutCheckDue = nil
 			notify(d.checkStale)
 		case <-changed:
 			if hostReadDue == nil {
@@ -95,15 +101,11 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 	}
 }
 
-// cutTimer returns a channel that fires when it is time to check whether there still are
-// sockets to cut; nil if none are being cut.
-func (d *Dataplane) cutTimer() <-chan time.Time {
+// cutting reports whether UDP sockets are being cut.
+func (d *Dataplane) cutting() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.kernel.flags&flagCutting == 0 {
-		return nil
-	}
-	return time.After(cutCheckPeriod)
+	return d.kernel.flags&flagCutting != 0
 }
 
 func (d *Dataplane) locked(f func() error) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -440,6 +441,31 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	connected.connect(dns)
 	h.eventually("what was sent before the cut is read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
 	h.eventually("nothing is cut any more", func() bool { return !h.d.Cutting() })
+}
+
+// TestCutEndsWhileRoutesChange checks that the program that cuts sockets is detached when
+// none is left, even if addresses or routes change all the time.
+func TestCutEndsWhileRoutesChange(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	s := h.socket(h.client, proxy.UDP, dns)
+	h.change(row("dns", proxy.UDP, dns, pods[1]))
+	h.eventually("the socket is cut", h.d.Cutting)
+	h.beside(func(ctx context.Context) error {
+		for tick := time.Tick(50 * time.Millisecond); ctx.Err() == nil; <-tick {
+			err := h.lab.Node().Do(func() error {
+				return errors.Join(exec.Command("ip", "route", "add", "10.99.0.0/24", "dev", "lo").Run(),
+					exec.Command("ip", "route", "del", "10.99.0.0/24", "dev", "lo").Run())
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	s.close()
+	h.eventually("nothing is cut", func() bool { return !h.d.Cutting() })
 }
 
 // TestConnectedSocketIsToldWhereTo: a socket that is connected to a frontend and names it
