@@ -166,13 +166,13 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 		fault: "the routes of our routing table flushed", script: in("userspace", "ip route flush table 10270"),
 		names: in("userspace", "routing is missing: ip rule add fwmark"), cuts: noSockets,
 	},
-	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is it is not, or another one is in its place")},
+	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is not attached, or replaced by another program")},
 	{
 		fault: "programs detached", only: "ebpf", names: in("ebpf", "program (connect4|recvmsg4|sendmsg4) .*and 2 more"),
 		hand: func(s *site) error { return s.eachLink(link.Link.Detach, "connect4", "sendmsg4", "recvmsg4") },
 	},
 	{
-		fault: "a program replaced", only: "ebpf", names: in("ebpf", "program connect4 is it is not, or another one is in its place"),
+		fault: "a program replaced", only: "ebpf", names: in("ebpf", "program connect4 is not attached, or replaced by another program"),
 		hand: func(s *site) error { return s.eachLink(replaceProgram, "connect4") },
 	},
 	{

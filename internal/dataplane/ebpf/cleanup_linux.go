@@ -17,10 +17,11 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes programs and maps, unless the mode is open. Connections stay as
-// they are. Where another mode takes over, so do the programs that tell a socket the
-// Service's address as that of its peer: for a while to all sockets, as answers may be
-// under way, and for as long as there are connected ones.
+// Cleanup removes programs and maps, unless the mode is open. Connections stay as they
+// are. If another mode is open, the programs stay that report the Service's address as the
+// peer of a socket: until the next call, since replies to unconnected sockets may be under
+// way, and after that for as long as translated sockets are connected. Until all is removed
+// Cleanup returns proxy.ErrDraining.
 func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed []string, err error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
@@ -29,14 +30,14 @@ func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed 
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	began, err := detachAll(filepath.Join(root, "connect?"), filepath.Join(root, "sendmsg?"),
+	detached, err := detachAll(filepath.Join(root, "connect?"), filepath.Join(root, "sendmsg?"),
 		filepath.Join(root, "ends"), filepath.Join(root, "sent"), filepath.Join(root, "received"))
 	if open != nil {
-		// Who lacks CAP_BPF cannot count, and so does not wait for long.
-		n, _ := connected(root)
-		if began || n > 0 {
-			return nil, errors.Join(err, keepSockets(root),
-				fmt.Errorf("programs that tell sockets their peers stay, %d are connected: %w", n, proxy.ErrDraining))
+		// Without CAP_BPF sockets cannot be counted; then only the first call keeps programs.
+		n, _ := countConnected(root)
+		if detached || n > 0 {
+			return nil, errors.Join(err, removeOtherMaps(root),
+				fmt.Errorf("keep programs that report the peer of sockets, %d are connected: %w", n, proxy.ErrDraining))
 		}
 	}
 	_, failed := detachAll(filepath.Join(root, "recvmsg?"), filepath.Join(root, "getpeername?"), filepath.Join(root, "cut"), filepath.Join(root, "release"))
@@ -46,21 +47,21 @@ func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed 
 	return removed, err
 }
 
-// detachAll ends the work of all programs that are pinned as patterns say, and reports
-// whether there were any.
-func detachAll(patterns ...string) (some bool, err error) {
+// detachAll detaches all programs whose pins match one of the patterns, and reports whether
+// there were any.
+func detachAll(patterns ...string) (found bool, err error) {
 	for _, p := range patterns {
 		pins, failed := filepath.Glob(p)
 		err = errors.Join(err, failed)
 		for _, pin := range pins {
-			some, err = true, errors.Join(err, detach(pin))
+			found, err = true, errors.Join(err, detach(pin))
 		}
 	}
-	return some, err
+	return found, err
 }
 
-// detach ends the work of a program that is pinned, at once: if only the pin goes, the
-// kernel does it a little later.
+// detach detaches a pinned program and removes its pin. Removing the pin alone would
+// detach it, too, but only a little later.
 func detach(pin string) error {
 	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
 		_ = l.Detach()
@@ -72,35 +73,33 @@ func detach(pin string) error {
 	return nil
 }
 
-// The maps of sockets, with the programs that tell which are connected.
-var socketMaps = map[string]string{"tcp_sockets": "told_tcp", "udp_sockets": "told_udp"}
-
-// connected counts the sockets that are connected to an endpoint.
-func connected(root string) (n int, err error) {
-	for name, program := range socketMaps {
-		found, failed := tell(program, filepath.Join(root, format, name))
+// countConnected counts the translated sockets that are connected to an endpoint.
+func countConnected(root string) (n int, err error) {
+	for name, program := range map[string]string{"tcp_sockets": "connected_tcp", "udp_sockets": "connected_udp"} {
+		found, failed := iteratePinned(program, filepath.Join(root, format, name))
 		n, err = n+len(found), errors.Join(err, failed)
 	}
 	return n, err
 }
 
-// tell runs an iterator that needs nothing but the map that is pinned somewhere.
-func tell(program, pin string) (found [][]byte, err error) {
+// iteratePinned loads an iterator program and runs it over a pinned map. It returns the
+// records, which have 4 bytes each.
+func iteratePinned(program, pin string) (found [][]byte, err error) {
 	m, err := ebpf.LoadPinnedMap(pin, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	p, err := loadOne(program)
+	p, err := loadProgram(program)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	return run(p, m, 4)
+	return runIterator(p, m, 4)
 }
 
-// keepSockets removes the maps that have nothing to do with open sockets.
-func keepSockets(root string) error {
+// removeOtherMaps removes the pins of all maps but those of open sockets.
+func removeOtherMaps(root string) error {
 	maps, err := filepath.Glob(filepath.Join(root, "maps-*", "*"))
 	for _, m := range maps {
 		if !strings.HasSuffix(m, "_sockets") {

@@ -29,26 +29,26 @@ func bpffs(t *testing.T) string {
 	return dir
 }
 
-// underTest puts the dataplane under the packet table.
+// underTest returns the dataplane for the packet table.
 func underTest(t *testing.T) conformance.Dataplane {
 	return underTestAs(t, mode.EBPF{}, func(d *ebpf.Dataplane) proxy.Dataplane { return d })
 }
 
-// underTestAs puts it there with settings and as something that has it within.
+// underTestAs returns the dataplane for the packet table, with options, and wrapped by as.
 func underTestAs(t *testing.T, options mode.EBPF, as func(*ebpf.Dataplane) proxy.Dataplane) conformance.Dataplane {
 	root := bpffs(t)
 	return conformance.Dataplane{
-		Mode: "nftables", // whose settings it has
+		Mode: "nftables", // the cases apply that need the settings of mode nftables
 		Sockets: &conformance.Sockets{
 			Open: func(ctx context.Context, cgroup string) (proxy.Dataplane, error) {
-				options := options // several are open at once
+				options := options // a copy, since several are open at the same time
 				options.CgroupRoot, options.BPFRoot = cgroup, filepath.Join(root, filepath.Base(cgroup))
 				d, err := ebpf.Open(ctx, mode.Settings{MasqueradeBit: 14, EBPF: options})
 				if err != nil {
 					return nil, err
 				}
 				if m, ok := mutants[os.Getenv(mutant)]; ok {
-					return &spoilt{d, m.spoil}, nil
+					return &mutatedDataplane{d, m.mutate}, nil
 				}
 				return as(d), nil
 			},
@@ -59,11 +59,11 @@ func underTestAs(t *testing.T, options mode.EBPF, as func(*ebpf.Dataplane) proxy
 	}
 }
 
-// TestConformance plays the packet table with real packets.
+// TestConformance runs the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest(t)) }
 
-// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+// TestBridged runs it on a node whose pods share a bridge with br_netfilter.
 func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(t)) }
 
-// TestRandom plays random states and packets against the oracle.
+// TestRandom compares random states and packets with the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(t), 1, 30) }

@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// costRow is Service number i. Its endpoints are numbers of pods.
+// costRow returns a port of Service number i with the given pods as endpoints.
 func costRow(i int, p proxy.Protocol, pods ...int) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
 		Key:             proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "cost", Name: fmt.Sprint(i), Protocol: p}},
@@ -24,7 +24,7 @@ func costRow(i int, p proxy.Protocol, pods ...int) *proxy.ServicePort {
 	return sp
 }
 
-// onThisNode makes the last endpoint of a row one of this node.
+// onThisNode makes the last endpoint of a row local.
 func onThisNode(sp *proxy.ServicePort) *proxy.ServicePort {
 	last := &sp.Cluster[len(sp.Cluster)-1]
 	last.Local = true
@@ -44,7 +44,7 @@ func count(n int) (out []int) {
 	return out
 }
 
-// TestCost counts the entries of maps that changes write, at two numbers of Services.
+// TestCost counts the map entries that a change writes, with few and many other Services.
 func TestCost(t *testing.T) {
 	const tcp, udp = proxy.TCP, proxy.UDP
 	many := func(last int) *proxy.ServicePort {
@@ -52,17 +52,17 @@ func TestCost(t *testing.T) {
 	}
 	cases := []struct {
 		name     string
-		old, cur *proxy.ServicePort // nil: there is none
+		old, cur *proxy.ServicePort // nil if there is none
 		want     int
 	}{
 		{"endpoint replaced", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 9), 1},
 		{"endpoint replaced, UDP", costRow(50, udp, 1, 2, 3), costRow(50, udp, 1, 2, 9), 1},
-		{"endpoint replaced that drains, UDP", costRow(50, udp, 1, 2, 3), draining(costRow(50, udp, 1, 2, 9), costRow(50, udp, 1, 2, 3)), 2},
-		{"endpoint of this node replaced", onThisNode(costRow(50, tcp, 1, 2, 3)), onThisNode(costRow(50, tcp, 1, 2, 9)), 1},
-		{"endpoint of this node replaced, UDP, which has both lists", onThisNode(costRow(50, udp, 1, 2, 3)), onThisNode(costRow(50, udp, 1, 2, 9)), 2},
-		{"one endpoint more", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 3, 4), 2},
-		{"one endpoint less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 1, 2, 3), 2},
-		{"one of the first less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 4, 2, 3), 3},
+		{"endpoint replaced, which is draining, UDP", costRow(50, udp, 1, 2, 3), draining(costRow(50, udp, 1, 2, 9), costRow(50, udp, 1, 2, 3)), 2},
+		{"local endpoint replaced", onThisNode(costRow(50, tcp, 1, 2, 3)), onThisNode(costRow(50, tcp, 1, 2, 9)), 1},
+		{"local endpoint replaced, UDP, which has both lists", onThisNode(costRow(50, udp, 1, 2, 3)), onThisNode(costRow(50, udp, 1, 2, 9)), 2},
+		{"endpoint added", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 3, 4), 2},
+		{"last endpoint removed", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 1, 2, 3), 2},
+		{"first endpoint removed", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 4, 2, 3), 3},
 		{"one of 5,000 replaced", many(5_000), many(6_000), 1},
 		{"Service added", nil, costRow(50, tcp, 1, 2, 3), 4},
 		{"Service removed", costRow(50, tcp, 1, 2, 3), nil, 4},
@@ -77,13 +77,13 @@ func TestCost(t *testing.T) {
 		}
 		for _, c := range cases {
 			if got := h.writes(others, c.old, c.cur); got != c.want {
-				t.Errorf("%s at %d Services: %d entries were written; want %d", c.name, n, got, c.want)
+				t.Errorf("%s with %d Services: %d entries written; want %d", c.name, n, got, c.want)
 			}
 		}
 	}
 }
 
-// writes returns how many entries the change of a row writes beside others.
+// writes returns how many entries a change of one row writes.
 func (h *host) writes(others []*proxy.ServicePort, old, cur *proxy.ServicePort) int {
 	h.Helper()
 	before := others

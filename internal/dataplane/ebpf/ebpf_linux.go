@@ -23,69 +23,72 @@ import (
 	"sluice/internal/proxy"
 )
 
-// lease is for how long programs act on sockets without word from the daemon.
-// After that the rules serve alone, which give way to another proxy's.
+// The programs act only until their lease expires. After that the rules serve alone,
+// which yield to those of another proxy.
 const (
-	lease   = time.Minute
-	renew   = lease / 6
-	restart = 10 * time.Second // after a daemon that has said that it ends
+	lease           = time.Minute
+	leaseRenewal    = lease / 6
+	leaseAfterClose = 10 * time.Second // enough for a restart
 )
 
-// Dataplane translates at sockets what it can, above rules that translate all.
+// Dataplane translates connections at their sockets where it can, on top of rules that
+// translate all of them.
 type Dataplane struct {
 	*nftables.Dataplane // the rules
 
-	kernel *kernel
-	node   uint64 // the cookie of the node's network namespace
-	routes *netlink.Handle
-	news   *nl.NetlinkSocket // of addresses and routes
-	rested time.Time         // addresses and routes are not read before; of Run
-	look   chan struct{}     // some UDP socket may be connected to an endpoint that is gone
+	kernel       *kernel
+	nodeCookie   uint64 // of the node's network namespace
+	netlink      *netlink.Handle
+	hostEvents   *nl.NetlinkSocket // changes of addresses and routes
+	nextHostRead time.Time         // addresses and routes are not read again before; used by Run only
+	checkStale   chan struct{}     // asks Run to look for UDP sockets whose endpoint is gone
 
-	mu       sync.Mutex // Run works beside Sync and Apply
-	differ   *differ.Differ[id, value]
-	state    *proxy.Node // as in force; nil: not known
-	host     *host       // as in force
-	cidrs    []netip.Prefix
-	moved    chan struct{} // what is in force of it is no more
-	attached bool
-	off      error                    // why sockets are left alone
-	ids      map[proxy.PortKey]uint32 // the numbers of rows
-	used     map[uint32]bool          // those that were there before
-	lastID   uint32
-	left     map[proxy.PortKey]bool // rows that are left to the rules, as in force
-	leave    map[proxy.PortKey]bool // and as is to be
-	there    entries                // in the maps
-	writes   int                    // entries of rows that were written
-	reads    int                    // and that were read one by one
-	addrs    map[addrKey]uint32     // the node's, with their flags, as written
-	bytes    bool                   // are to be counted
+	mu            sync.Mutex // Run works concurrently with Sync and Apply
+	differ        *differ.Differ[id, value]
+	node          *proxy.Node // as in force; nil before the first Sync has read the host
+	host          *host       // as in force
+	cidrs         []netip.Prefix
+	hostChanged   chan struct{} // asks for a Sync, since rows depend on host
+	attached      bool
+	disabled      error                    // why the programs leave all sockets alone; nil if they act
+	rowIDs        map[proxy.PortKey]uint32 // by which the maps refer to rows
+	usedIDs       map[uint32]bool          // those that the maps had when they were listed
+	lastID        uint32
+	rulesOnly     map[proxy.PortKey]bool // rows without room in the maps, as in force
+	nextRulesOnly map[proxy.PortKey]bool // the same, as the next write is to make it
+	stored        entryCounts            // in the maps
+	writes        int                    // entries of rows written, for tests
+	reads         int                    // entries of rows read one by one, for tests
+	nodeAddrs     map[addrKey]uint32     // the node's addresses with their flags, as written
+	countBytes    bool                   // from the settings
 
 	untracking untracking
 
-	counting sync.Mutex // several may ask
-	accounts map[route]*account
+	trafficMu sync.Mutex // Traffic may be called concurrently
+	totals    map[trafficKey]*trafficTotal
 
-	rowsLeft, serving, untracks atomic.Int32 // for metrics, which wait for nobody
+	// Gauges, readable without mu.
+	rowsLeft, serving, untrackedNow atomic.Int32
 }
 
-// Open loads the programs, and connects to nf_tables and routes of the calling
-// thread's network namespace. Sockets are as they were before the first Sync.
+// Open loads the programs and connects to nf_tables and rtnetlink in the calling
+// thread's network namespace. Sockets are not affected before the first Sync.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	return open(ctx, s, nil)
 }
 
 func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Dataplane, err error) {
-	p, err := placesOf(s)
+	p, err := findPaths(s)
 	if err != nil {
 		return nil, err
 	}
 	d = &Dataplane{
-		look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet"), bytes: s.CountBytes,
-		untracking: untracking{pods: s.EBPF.Untracked, may: make(chan struct{}, 1)},
+		checkStale: make(chan struct{}, 1), hostChanged: make(chan struct{}, 1),
+		host: &host{}, disabled: errors.New("nothing was written yet"), countBytes: s.CountBytes,
+		untracking: untracking{pods: s.EBPF.Untracked, ready: make(chan struct{}, 1)},
 	}
-	d.lastID = rand.Uint32() // so that two daemons that write at once do not use the same numbers
-	d.differ = differ.New(d.objects())
+	d.lastID = rand.Uint32() // so that two daemons that write at the same time use different IDs
+	d.differ = differ.New(d.differMode())
 	var undo []func() error
 	defer func() {
 		for _, f := range slices.Backward(undo) {
@@ -94,120 +97,121 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 			}
 		}
 	}()
-	if d.node, err = ownCookie(); err != nil {
+	if d.nodeCookie, err = netnsCookie(); err != nil {
 		return nil, err
 	}
 	if d.kernel, err = load(p, limits); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.kernel.close)
-	if d.routes, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if d.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open route netlink: %w", err)
 	}
-	undo = append(undo, func() error { d.routes.Close(); return nil })
-	d.news, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	undo = append(undo, func() error { d.netlink.Close(); return nil })
+	d.hostEvents, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("watch addresses and routes: %w", err)
+		return nil, fmt.Errorf("subscribe to changes of addresses and routes: %w", err)
 	}
-	undo = append(undo, func() error { d.news.Close(); return nil })
+	undo = append(undo, func() error { d.hostEvents.Close(); return nil })
 	if len(d.untracking.pods) > 0 {
 		if d.untracking.flows, err = mode.OpenFlows(); err != nil {
 			return nil, err
 		}
 		undo = append(undo, d.untracking.flows.Close)
 	}
-	d.Dataplane, err = rules(s, d.untracked).Open(ctx, s)
+	d.Dataplane, err = overlay(s, d.untracked).Open(ctx, s)
 	return d, err
 }
 
-// Close releases handles; programs, maps and rules stay in force. If nobody comes back
-// soon, the rules serve alone what is new: who is next may be kube-proxy, which has no
-// word for the programs.
+// Close releases handles; programs, maps and rules stay in force. It shortens the
+// lease: unless a daemon starts soon, the rules alone serve new connections, because
+// the next proxy may be kube-proxy, which does not know about the programs.
 func (d *Dataplane) Close() error {
-	d.routes.Close()
-	d.news.Close()
+	d.netlink.Close()
+	d.hostEvents.Close()
 	var err error
 	if d.untracking.flows != nil {
 		err = d.untracking.flows.Close()
 	}
-	return errors.Join(err, d.locked(func() error { return d.allow(restart) }), d.Dataplane.Close(), d.kernel.close())
+	return errors.Join(err, d.locked(func() error { return d.extendLease(leaseAfterClose) }), d.Dataplane.Close(), d.kernel.close())
 }
 
-// Sync makes maps and rules right whatever was there before, and then has programs
-// act. If only the maps cannot be had, the rules serve alone.
+// Sync brings maps and rules to the wanted state, whatever was there before, and then
+// lets the programs act. If only the maps cannot be written, the rules serve alone.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Maps that nobody reads yet are filled while the rules are written.
-	fresh, written := d.kernel.fresh, make(chan error, 1)
-	failed := d.syncHost(want)
-	switch {
-	case failed != nil:
-		d.disable(ctx, failed)
-	case fresh:
+	mapsErr := d.syncHost(want)
+	// Maps that no program reads yet are filled while the rules are written.
+	concurrently := d.kernel.newMaps && mapsErr == nil
+	written := make(chan error, 1)
+	if concurrently {
 		go func() { written <- d.syncRows(ctx, want) }()
-	default:
-		if failed = d.syncRows(ctx, want); failed != nil {
-			d.disable(ctx, failed)
-		}
+	} else if mapsErr == nil {
+		mapsErr = d.syncRows(ctx, want)
 	}
-	d.beginUntracked(ctx, want)
+	if mapsErr != nil {
+		d.disable(ctx, mapsErr)
+	}
+	d.updateUntracking(ctx, want)
 	refused, err := d.Dataplane.Sync(ctx, want)
-	if fresh && failed == nil {
-		if failed = <-written; failed != nil {
-			d.disable(ctx, failed)
+	if concurrently {
+		if mapsErr = <-written; mapsErr != nil {
+			d.disable(ctx, mapsErr)
 		}
 	}
 	if err != nil {
-		return nil, d.without(ctx, err)
+		return nil, d.rulesFailed(ctx, err)
 	}
-	if d.hasPorts(); failed == nil {
-		if failed = d.follow(ctx, want, refused); failed == nil {
-			failed = d.enable(ctx)
+	d.rulesWritten()
+	if mapsErr == nil {
+		if mapsErr = d.removeRefused(ctx, want, refused); mapsErr == nil {
+			mapsErr = d.enable(ctx)
 		}
-		if failed != nil {
-			d.disable(ctx, failed)
+		if mapsErr != nil {
+			d.disable(ctx, mapsErr)
 		}
 	}
-	if d.mustSync() {
-		return nil, fmt.Errorf("the rules serve alone: %w", d.off)
+	if d.needSync() {
+		return nil, fmt.Errorf("sockets are not translated, the nftables rules serve all connections: %w", d.disabled)
 	}
 	return refused, nil
 }
 
-// mustSync reports whether sockets are left alone, or are meant to be, for a reason
-// that another Sync may find gone. That there is no room is none.
-func (d *Dataplane) mustSync() bool { return d.off != nil && !errors.Is(d.off, errFull) }
+// needSync reports whether the programs are disabled, or should be, for a reason that
+// may be gone at the next Sync. A full map is not such a reason.
+func (d *Dataplane) needSync() bool { return d.disabled != nil && !errors.Is(d.disabled, errFull) }
 
-// syncHost makes what maps have of the node right.
+// syncHost reads addresses and routes, and brings the maps that describe the node to
+// the wanted state.
 func (d *Dataplane) syncHost(want *proxy.State) error {
-	h, err := readHost(d.routes, want.Node)
+	h, err := readHost(d.netlink, want.Node)
 	if err != nil {
 		return err
 	}
-	d.host, d.state, d.cidrs = h, want.Node, want.CIDRs
-	d.left, d.leave = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
+	d.host, d.node, d.cidrs = h, want.Node, want.CIDRs
+	d.rulesOnly, d.nextRulesOnly = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
 	d.rowsLeft.Store(0)
-	if err := d.writeHost(h, want.Node); err != nil {
+	if err := d.writeNodeAddrs(h, want.Node); err != nil {
 		return err
 	}
-	return d.forgetSpaces()
+	return d.forgetNamespaces()
 }
 
-// syncRows makes the maps of rows right.
+// syncRows brings the maps of rows to the wanted state.
 func (d *Dataplane) syncRows(ctx context.Context, want *proxy.State) error {
-	d.differ.Forget() // All rows need room, those that have some, too.
-	d.reserve(ctx, want, slices.Collect(maps.Keys(want.Rows)), entries{})
+	d.differ.Forget() // so that room is reserved for all rows, including those in force
+	d.reserve(ctx, want, slices.Collect(maps.Keys(want.Rows)), entryCounts{})
 	refused, err := d.differ.Sync(ctx, want)
 	if err == nil {
 		err = d.retryRows(ctx, want, refused)
 	}
-	d.settleLeft(slices.Collect(maps.Keys(d.leave)))
+	d.recordRulesOnly(slices.Collect(maps.Keys(d.nextRulesOnly)))
 	return err
 }
 
-// follow takes the rows from the sockets that the rules refuse.
-func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy.Refused) error {
+// removeRefused removes the rows from the maps that the rules refused.
+func (d *Dataplane) removeRefused(ctx context.Context, want *proxy.State, refused proxy.Refused) error {
 	if len(refused) == 0 {
 		return nil
 	}
@@ -215,181 +219,180 @@ func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy
 	return err
 }
 
-// Rewritten returns what the last Sync wrote, at sockets and of the rules. That it
-// began or ended to track connections is no repair.
+// Rewritten returns what the last Sync wrote, in maps and rules. Rules that changed
+// only because untracking started or stopped do not count: that is not a repair.
 func (d *Dataplane) Rewritten() proxy.Rewritten {
 	out := d.Dataplane.Rewritten().And(d.differ.Rewritten())
-	if d.untracking.turned && len(out.Rows) == 0 {
+	if d.untracking.toggled && len(out.Rows) == 0 {
 		return proxy.Rewritten{}
 	}
 	return out
 }
 
-// Apply brings what changed to what is wanted, at sockets first.
+// Apply brings changed rows to the wanted state, in the maps first.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.untracking.begun {
-		if why := d.overlaps(want, slices.Values(changed.Rows)); why != "" {
-			return nil, fmt.Errorf("%w: connections between pods are to be tracked: %s", proxy.ErrNeedSync, why)
+	if d.untracking.active {
+		if why := d.serviceOverlap(want, slices.Values(changed.Rows)); why != "" {
+			return nil, fmt.Errorf("%w: connections between pods must be tracked again: %s", proxy.ErrNeedSync, why)
 		}
 	}
-	if d.off == nil {
-		if err := d.applySockets(ctx, want, changed); err != nil {
+	if d.disabled == nil {
+		if err := d.applyMaps(ctx, want, changed); err != nil {
 			d.disable(ctx, err)
 		}
 	}
 	refused, err := d.Dataplane.Apply(ctx, want, changed)
 	if err != nil {
-		return nil, d.without(ctx, err)
+		return nil, d.rulesFailed(ctx, err)
 	}
-	if d.off == nil {
-		if err := d.follow(ctx, want, refused); err != nil {
+	if d.disabled == nil {
+		if err := d.removeRefused(ctx, want, refused); err != nil {
 			d.disable(ctx, err)
 		}
 	}
-	if d.mustSync() {
-		return nil, fmt.Errorf("%w: the rules serve alone: %w", proxy.ErrNeedSync, d.off)
+	if d.needSync() {
+		return nil, fmt.Errorf("%w: sockets are not translated, the nftables rules serve all connections: %w", proxy.ErrNeedSync, d.disabled)
 	}
 	return refused, nil
 }
 
-// without has the rules serve alone when they could not be written: sockets are not to
-// lead where they do not. The error is the rules' own.
-func (d *Dataplane) without(ctx context.Context, err error) error {
-	if d.off == nil {
+// rulesFailed disables the programs after the rules could not be written, since sockets
+// must not be translated to where the rules would not send them. It returns the error
+// of the rules.
+func (d *Dataplane) rulesFailed(ctx context.Context, err error) error {
+	if d.disabled == nil {
 		d.disable(ctx, err)
 	}
-	if d.mustSync() {
+	if d.needSync() {
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
 	return err
 }
 
-// applySockets brings the maps to what is wanted.
-func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
+// applyMaps brings the changed rows, and the node if it changed, to the wanted state
+// in the maps.
+func (d *Dataplane) applyMaps(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
 	if changed.CIDRs && !slices.Equal(d.cidrs, want.CIDRs) {
-		// It concerns endpoints within the ranges of Services, whose rows nobody has
-		// listed: rare enough to compare all.
+		// This affects endpoints within the CIDRs of Services, whose rows are not in
+		// changed.Rows. It is rare enough to compare everything.
 		if err := d.syncHost(want); err != nil {
 			return err
 		}
 		return d.syncRows(ctx, want)
 	}
 	if changed.Node {
-		h, err := readHost(d.routes, want.Node)
-		if err == nil && !d.same(h) {
-			err = fmt.Errorf("%w: the node's addresses count as others", proxy.ErrNeedSync)
-		}
-		if err == nil {
-			err = d.writeHost(h, want.Node)
-		}
-		if d.state = want.Node; err == nil {
-			err = d.forgetSpaces()
-		}
-		if err != nil {
+		if err := d.applyNode(want.Node); err != nil {
 			return err
 		}
 	}
 	for _, key := range changed.Rows {
 		if want.Rows[key] == nil {
-			delete(d.leave, key)
+			delete(d.nextRulesOnly, key)
 		}
 	}
-	d.reserve(ctx, want, changed.Rows, d.there)
+	d.reserve(ctx, want, changed.Rows, d.stored)
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err == nil {
 		err = d.retryRows(ctx, want, refused)
 	}
-	d.settleLeft(changed.Rows)
+	d.recordRulesOnly(changed.Rows)
 	if slices.ContainsFunc(changed.Rows, func(k proxy.PortKey) bool { return k.Protocol == proxy.UDP }) {
-		notify(d.look)
+		notify(d.checkStale)
 	}
 	return err
 }
 
-// enable has programs act on sockets, also where another process has detached one,
-// and count what they carry, before all.
+// applyNode brings the maps that describe the node to the wanted state, if rows do not
+// depend on what changed.
+func (d *Dataplane) applyNode(n *proxy.Node) error {
+	h, err := readHost(d.netlink, n)
+	if err != nil {
+		return err
+	}
+	d.node = n
+	if !d.sameHost(h) {
+		return fmt.Errorf("%w: rows depend on what changed about the node's addresses", proxy.ErrNeedSync)
+	}
+	if err := d.writeNodeAddrs(h, n); err != nil {
+		return err
+	}
+	return d.forgetNamespaces()
+}
+
+// enable attaches the programs, also where another process has detached one, and grants
+// the lease. Programs that count bytes are attached first, so that no connection is missed.
 func (d *Dataplane) enable(ctx context.Context) error {
-	if err := d.enableMeter(); err != nil {
+	meter := d.kernel.detachMeters
+	if d.countBytes {
+		meter = d.kernel.attachMeters
+	}
+	if err := meter(); err != nil {
 		klog.FromContext(ctx).Error(err, "Bytes of connections that are translated at sockets are not counted")
 	}
 	if err := d.kernel.attach(); err != nil {
 		if !d.attached {
-			err = errors.Join(err, d.kernel.stopMeter())
+			err = errors.Join(err, d.kernel.detachMeters())
 		}
 		return err
 	}
-	d.attached, d.off = true, nil
+	d.attached, d.disabled = true, nil
 	d.serving.Store(1)
-	notify(d.look)
-	return d.allow(lease)
+	notify(d.checkStale)
+	return d.extendLease(lease)
 }
 
-func (d *Dataplane) enableMeter() error {
-	if d.bytes {
-		return d.kernel.meter()
-	}
-	return d.kernel.stopMeter()
-}
-
-// allow lets programs act for a while.
-func (d *Dataplane) allow(period time.Duration) error {
-	if d.off != nil {
+// extendLease lets the programs act for a period from now, unless they are disabled.
+func (d *Dataplane) extendLease(period time.Duration) error {
+	if d.disabled != nil {
 		return nil
 	}
-	now, err := sinceBoot()
+	now, err := monotonicNow()
 	if err != nil {
 		return err
 	}
-	return d.kernel.allow(d.node, now+uint64(period))
+	return d.kernel.writeSettings(d.nodeCookie, now+uint64(period))
 }
 
-// disable leaves sockets alone until the next Sync. Programs that cannot be told so
-// go on by what the maps have, so that is to be tried again whatever the reason.
+// disable makes the programs leave all sockets alone until the next Sync. Programs that
+// cannot be stopped go on with what the maps have, so another Sync is needed whatever
+// the reason was.
 func (d *Dataplane) disable(ctx context.Context, why error) {
 	d.differ.Forget()
-	d.off = why
+	d.disabled = why
 	d.serving.Store(0)
 	log := klog.FromContext(ctx)
-	log.Error(why, "Sockets are left alone, the rules serve all connections")
-	if err := d.kernel.allow(0, 0); err != nil {
-		log.Error(err, "Programs cannot be told so; their permission ends by itself", "after", lease)
-		d.off = fmt.Errorf("%v; and programs cannot be told: %w", why, err)
+	log.Error(why, "Sockets are not translated, the nftables rules serve all connections")
+	if err := d.kernel.writeSettings(0, 0); err != nil {
+		log.Error(err, "Programs cannot be stopped, they stop when their lease expires", "lease", lease)
+		d.disabled = fmt.Errorf("%v; stop the programs: %w", why, err)
 	}
 }
 
 // Metrics returns what programs and rules count.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
-	counted := func(name, help string, counters map[string]uint32) proxy.Metric {
-		m := proxy.Metric{Name: name, Help: help, Grows: true, Read: func(yield func(float64, ...string)) {
-			for protocol, c := range counters {
-				if protocol == "" {
-					yield(float64(d.kernel.counter(c)))
-				} else {
-					yield(float64(d.kernel.counter(c)), protocol)
-				}
-			}
-		}}
-		if counters[""] == 0 {
-			m.Labels = []string{"protocol"}
-		}
-		return m
+	gauge := func(name, help string, v *atomic.Int32) proxy.Metric {
+		return proxy.Metric{Name: name, Help: help, Read: func(yield func(float64, ...string)) { yield(float64(v.Load())) }}
 	}
 	return append(d.Dataplane.Metrics(ctx),
-		counted("ebpf_translated_total", "Connections that were translated at their socket", map[string]uint32{"TCP": 0, "UDP": 1}),
-		counted("ebpf_cut_packets_total", "Packets of UDP sockets that are connected to an endpoint that is gone", map[string]uint32{"": 3}),
-		proxy.Metric{Name: "ebpf_rows_left", Help: "Service ports that only the rules serve, as the maps have no room", Read: func(yield func(float64, ...string)) {
-			yield(float64(d.rowsLeft.Load()))
-		}},
-		proxy.Metric{Name: "ebpf_sockets_served", Help: "1 if sockets are translated; 0: the rules serve alone", Read: func(yield func(float64, ...string)) {
-			yield(float64(d.serving.Load()))
-		}},
-		proxy.Metric{Name: "ebpf_untracked", Help: "1 if connections between pods are not tracked", Read: func(yield func(float64, ...string)) {
-			yield(float64(d.untracks.Load()))
-		}})
+		proxy.Metric{
+			Name: "ebpf_translated_total", Help: "Connections that were translated at their socket", Grows: true, Labels: []string{"protocol"},
+			Read: func(yield func(float64, ...string)) {
+				yield(float64(d.kernel.counter(translatedTCP)), "TCP")
+				yield(float64(d.kernel.counter(translatedUDP)), "UDP")
+			},
+		},
+		proxy.Metric{
+			Name: "ebpf_cut_packets_total", Help: "Packets dropped because their UDP socket is connected to an endpoint that is gone", Grows: true,
+			Read: func(yield func(float64, ...string)) { yield(float64(d.kernel.counter(cutPackets))) },
+		},
+		gauge("ebpf_rows_left", "Service ports that only the rules serve because the maps have no room for them", &d.rowsLeft),
+		gauge("ebpf_sockets_served", "1 if connections are translated at sockets, 0 if the rules serve alone", &d.serving),
+		gauge("ebpf_untracked", "1 if connections between pods are not tracked", &d.untrackedNow))
 }
 
+// notify makes c readable, unless it is already. A nil channel is ignored.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

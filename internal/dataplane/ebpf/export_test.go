@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,9 +20,9 @@ import (
 // Format names the layout of the maps.
 const Format = format
 
-// Layout tells the sizes of the maps that daemons take over, one line for each.
+// Layout describes the pinned maps, which the next daemon takes over: one line for each.
 func Layout() (string, error) {
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	spec, err := readObject()
 	if err != nil {
 		return "", err
 	}
@@ -38,7 +37,7 @@ func Layout() (string, error) {
 	return b.String(), nil
 }
 
-// Translated asks the kernel whether a socket was translated.
+// Translated reports whether the maps say that a socket was translated.
 func (d *Dataplane) Translated(fd int) (bool, error) {
 	const ways = 4
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
@@ -53,15 +52,15 @@ func (d *Dataplane) Translated(fd int) (bool, error) {
 				continue
 			}
 			if m == d.kernel.UDP {
-				return binary.NativeEndian.Uint32(sockets) > 0, nil // how many pairs are used
+				return binary.NativeEndian.Uint32(sockets) > 0, nil // the number of pairs
 			}
-			return slices.Max(sockets[:48]) > 0, nil // the pair
+			return slices.Max(sockets[:48]) > 0, nil // the pair is not zero
 		}
 	}
 	return false, nil
 }
 
-// Map returns one of the maps that rows are written to.
+// Map returns a map by name.
 func (d *Dataplane) Map(name string) *ebpf.Map {
 	return map[string]*ebpf.Map{
 		"services": d.kernel.Services, "endpoints": d.kernel.Endpoints, "members": d.kernel.Members,
@@ -70,51 +69,54 @@ func (d *Dataplane) Map(name string) *ebpf.Map {
 	}[name]
 }
 
-// Change has a test write to maps as the mode itself does.
-func (d *Dataplane) Change(f func() error) error { return d.kernel.change(f) }
+// WriteMaps calls f, which writes to maps, as the mode itself does: with a new generation.
+func (d *Dataplane) WriteMaps(f func() error) error { return d.kernel.writeMaps(f) }
 
-// Freeze keeps programs from learning of changes: their generation stays the same.
-func (d *Dataplane) Freeze() error {
+// FreezeGeneration makes the generation a constant, so that programs never drop what they
+// have cached. It does nothing if that was done before.
+func (d *Dataplane) FreezeGeneration() error {
 	return d.locked(func() error {
 		var now uint64
 		if err := d.kernel.Generation.Lookup(uint32(0), &now); err != nil || now == 1 {
 			return err
 		}
-		aside, err := unix.Mmap(-1, 0, len(d.kernel.shared), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		private, err := unix.Mmap(-1, 0, len(d.kernel.generation), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
 			return err
 		}
-		err = unix.Munmap(d.kernel.shared)
-		d.kernel.shared = aside
+		err = unix.Munmap(d.kernel.generation)
+		d.kernel.generation = private
 		return errors.Join(err, d.kernel.Generation.Put(uint32(0), uint64(1)))
 	})
 }
 
-// Renew lets programs act on, as the mode does from time to time.
-func (d *Dataplane) Renew() error { return d.locked(func() error { return d.allow(lease) }) }
+// RenewLease renews the lease, as Run does periodically.
+func (d *Dataplane) RenewLease() error {
+	return d.locked(func() error { return d.extendLease(lease) })
+}
 
 // OpenWithLimits opens a dataplane whose maps have room for fewer entries.
 func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint32) (*Dataplane, error) {
 	return open(ctx, s, limits)
 }
 
-// Cuts reports whether a program looks for sockets that are to be cut.
-func (d *Dataplane) Cuts() bool { return d.whileCutting() != nil }
+// Cutting reports whether UDP sockets are being cut.
+func (d *Dataplane) Cutting() bool { return d.cutting() }
 
-// Expire ends the permission of programs, as time does when no daemon is there.
-func (d *Dataplane) Expire() error {
-	return d.locked(func() error { return d.kernel.allow(d.node, 1) })
+// ExpireLease makes the lease one that has expired long ago.
+func (d *Dataplane) ExpireLease() error {
+	return d.locked(func() error { return d.kernel.writeSettings(d.nodeCookie, 1) })
 }
 
-// Permission returns for how long programs may go on.
-func (d *Dataplane) Permission() (time.Duration, error) {
+// LeaseLeft returns the time until the lease expires; negative if it has.
+func (d *Dataplane) LeaseLeft() (time.Duration, error) {
 	var s settings
-	now, err := sinceBoot()
+	now, err := monotonicNow()
 	err = errors.Join(err, d.kernel.Settings.Lookup(uint32(0), &s))
 	return time.Duration(binary.NativeEndian.Uint64(s[8:]) - now), err
 }
 
-// Writes returns how many entries of rows were written since the last time.
+// Writes returns how many entries of rows were written since the last call.
 func (d *Dataplane) Writes() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,7 +125,7 @@ func (d *Dataplane) Writes() int {
 	return n
 }
 
-// Reads returns how many entries of rows were read one by one since the last time.
+// Reads returns how many entries of rows were read one by one since the last call.
 func (d *Dataplane) Reads() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,63 +134,64 @@ func (d *Dataplane) Reads() int {
 	return n
 }
 
-// CheckSum is what values carry.
-func CheckSum(parts ...[]byte) uint32 { return checkSum(parts...) }
+// Checksum returns the checksum that values carry.
+func Checksum(parts ...[]byte) uint32 { return checksum(parts...) }
 
-// FindCgroup returns the cgroup that is found among mounts.
-func FindCgroup(mounts, pins string) (string, error) {
-	p, err := places{pins: pins}.find(mounts)
+// FindCgroup returns the cgroup that is found in mountinfo.
+func FindCgroup(mountinfo, pins string) (string, error) {
+	p, err := paths{pins: pins}.resolve(mountinfo)
 	if err != nil {
 		return "", err
 	}
 	return p.cgroup, nil
 }
 
-// Connected returns how many sockets are connected to an endpoint.
-func Connected(root string) (int, error) { return connected(root) }
+// CountConnected returns how many translated sockets are connected to an endpoint.
+func CountConnected(root string) (int, error) { return countConnected(root) }
 
-// Account is what was told of a route.
-type Account = account
+// TrafficTotal is a total of what the kernel counts.
+type TrafficTotal = trafficTotal
 
-// Settle has it be told connections, bytes and packets.
-func (a *Account) Settle(ended, live [5]uint64) [5]uint64 { return a.settle(ended, live) }
+// Update updates the total after a read.
+func (t *TrafficTotal) Update(ended, live [5]uint64) [5]uint64 { return t.update(ended, live) }
 
-// LoseMap has writes of a map fail until what it returns is called.
-func (d *Dataplane) LoseMap(name string) (find func(), err error) {
+// BreakMap makes writes to a map fail until repair is called.
+func (d *Dataplane) BreakMap(name string) (repair func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := map[string]**ebpf.Map{"endpoints": &d.kernel.Endpoints, "settings": &d.kernel.Settings}[name]
 	was := *m
-	lost, err := was.Clone()
+	closed, err := was.Clone()
 	if err != nil {
 		return nil, err
 	}
-	*m = lost
-	return func() { _ = d.locked(func() error { *m = was; return nil }) }, lost.Close()
+	*m = closed
+	return func() { _ = d.locked(func() error { *m = was; return nil }) }, closed.Close()
 }
 
-// CutStale has a program refuse what sockets send to endpoints that are gone.
+// CutStale looks for UDP sockets whose endpoint is gone, and cuts them.
 func (d *Dataplane) CutStale() error { return d.locked(d.cutStale) }
 
-// Looks reports whether somebody is to look what to cut.
-func (d *Dataplane) Looks() bool { return len(d.look) > 0 }
+// CheckStalePending reports whether Run has yet to look for such sockets.
+func (d *Dataplane) CheckStalePending() bool { return len(d.checkStale) > 0 }
 
-// Listen tells of changes of addresses and routes, which come by a file descriptor.
-func (d *Dataplane) Listen(ctx context.Context, changed chan struct{}) { d.listen(ctx, changed) }
+// WatchHost notifies changed when addresses or routes change.
+func (d *Dataplane) WatchHost(ctx context.Context, changed chan struct{}) { d.watchHost(ctx, changed) }
 
-// News is that descriptor.
-func (d *Dataplane) News() int { return d.news.GetFd() }
+// HostEventsFD returns the socket that WatchHost reads.
+func (d *Dataplane) HostEventsFD() int { return d.hostEvents.GetFd() }
 
-// AnswerAll answers questions by way of a reader, which has that of the kernel.
-func (d *Dataplane) AnswerAll(ctx context.Context, by func(Questions) Questions) error {
+// AnswerQuestions answers the questions of programs until ctx ends. Wrap may replace the
+// reader of the ring buffer.
+func (d *Dataplane) AnswerQuestions(ctx context.Context, wrap func(QuestionReader) QuestionReader) error {
 	all, err := ringbuf.NewReader(d.kernel.Questions)
 	if err != nil {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = all.Close() })
-	d.answerAll(ctx, by(all))
+	d.answerQuestions(ctx, wrap(all))
 	return nil
 }
 
-// Questions is what programs ask.
-type Questions = questions
+// QuestionReader reads the questions of programs.
+type QuestionReader = questionReader

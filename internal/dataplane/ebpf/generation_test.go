@@ -21,7 +21,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// generation returns which contents the maps have.
+// generation returns the generation of the maps.
 func (h *host) generation() (n uint64) {
 	h.Helper()
 	if err := h.d.Map("generation").Lookup(uint32(0), &n); err != nil {
@@ -30,21 +30,21 @@ func (h *host) generation() (n uint64) {
 	return n
 }
 
-// wantSocket checks that all connections are translated at their socket.
+// wantSocket checks that connections are translated at their socket.
 func (h *host) wantSocket(why string, to netip.AddrPort) {
 	h.Helper()
 	for range 5 {
 		if _, atSocket := h.connects(to); !atSocket {
-			h.Fatalf("%s: the rules translated", why)
+			h.Fatalf("%s: a connection was translated by the rules", why)
 		}
 	}
 }
 
-// TestGenerations: each change has one of its own, and while it is made there is none.
+// TestGenerations checks that each change makes a new generation, and that it is 0 meanwhile.
 func TestGenerations(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
-	seen := map[uint64]string{0: "none"}
+	seen := map[uint64]string{0: "a write that was interrupted"}
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -52,11 +52,11 @@ func TestGenerations(t *testing.T) {
 		{"the first rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
 		{"the same rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
 		{"another row", func() error { h.change(row("web", proxy.TCP, web, pods[1])); return nil }},
-		{"a longer permission", h.d.Renew},
+		{"a renewed lease", h.d.RenewLease},
 		{"a test", func() error {
-			return h.d.Change(func() error {
+			return h.d.WriteMaps(func() error {
 				if n := h.generation(); n != 0 {
-					t.Errorf("while maps are written to, their generation is %d; want none", n)
+					t.Errorf("the generation is %d while maps are written; want 0", n)
 				}
 				return nil
 			})
@@ -67,13 +67,14 @@ func TestGenerations(t *testing.T) {
 		}
 		n := h.generation()
 		if was, ok := seen[n]; ok {
-			t.Errorf("%s: the generation is that of %s", step.name, was)
+			t.Errorf("%s: the generation is the same as after %s", step.name, was)
 		}
 		seen[n] = step.name
 	}
 }
 
-// TestKilledWhileWriting: programs look at the maps each time until the next daemon comes.
+// TestKilledWhileWriting checks that programs do not use caches after a daemon was killed
+// while it wrote, until the next daemon starts.
 func TestKilledWhileWriting(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -90,18 +91,18 @@ func TestKilledWhileWriting(t *testing.T) {
 	if err := m.Delete(key); err != nil {
 		t.Fatal(err)
 	}
-	h.wantRules("what is kept is of before", web)
+	h.wantRules("the endpoint was deleted", web)
 	h.stop()
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods[0]))
 	if h.generation() == 0 {
-		t.Error("nothing is ever kept again")
+		t.Error("the generation is still 0, programs will never cache again")
 	}
 }
 
-// TestAnotherHandWrites to the maps: programs go by it with the next word of the daemon,
-// whether they had found something there before or not, and a Sync makes it good.
-func TestAnotherHandWrites(t *testing.T) {
+// TestForeignWrite checks that programs see an entry that another process deleted when the
+// lease is renewed, even if they had cached it, and that a Sync repairs it.
+func TestForeignWrite(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	r := row("web", proxy.TCP, web, pods[0])
@@ -114,27 +115,27 @@ func TestAnotherHandWrites(t *testing.T) {
 	if err := m.Delete(key); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.d.Renew(); err != nil {
+	if err := h.d.RenewLease(); err != nil {
 		t.Fatal(err)
 	}
-	h.wantRules("the permission was renewed", web)
+	h.wantRules("the lease was renewed", web)
 	if err := h.sync(r); err != nil {
 		t.Fatal(err)
 	}
 	h.warm(proxy.TCP, web)
 }
 
-// TestNodeChanges: what was found under another node does not hold.
+// TestNodeChanges checks that caches are invalid after the node has changed.
 func TestNodeChanges(t *testing.T) {
 	for name, change := range map[string]func(*host) error{
-		"the pod is none of ours": func(h *host) error {
+		"the pod is not a local pod": func(h *host) error {
 			n := *h.node
 			n.LocalPods.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29")} // the node's address
 			return proxytest.Apply(t.Context(), h.d, &proxy.Delta{Node: &n})
 		},
 		"the node has the Service's address": func(h *host) error {
 			err := exec.Command("ip", "addr", "add", web.Addr().String(), "dev", "lo").Run()
-			h.eventually("it has noticed", func() bool { _, atSocket := h.connects(web); return !atSocket })
+			h.eventually("the new address is noticed", func() bool { _, atSocket := h.connects(web); return !atSocket })
 			return err
 		},
 	} {
@@ -150,8 +151,8 @@ func TestNodeChanges(t *testing.T) {
 	}
 }
 
-// TestMapsOfAnotherFormat, be it a former or a later one: its programs act until those of
-// the next daemon do, by what its maps have.
+// TestMapsOfAnotherFormat checks an upgrade or downgrade to another format of maps: the old
+// programs act, with the old maps, until those of the new daemon replace them.
 func TestMapsOfAnotherFormat(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -166,7 +167,7 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	}
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Array, KeySize: 4, ValueSize: 64, MaxEntries: 8192})
 	if err == nil {
-		err = errors.Join(m.Pin(kept), m.Close()) // as a former version had it, with other values
+		err = errors.Join(m.Pin(kept), m.Close()) // as an earlier version pinned it, with values of another size
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -183,13 +184,13 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	by(pods[1])
 	for _, path := range []string{other, kept} {
 		if _, err := os.Stat(path); !os.IsNotExist(err) {
-			t.Errorf("%s: %v; want none", path, err)
+			t.Errorf("%s: %v; want that it does not exist", path, err)
 		}
 	}
 }
 
-// TestFlood: whoever connects to everything takes the place of what is kept of others,
-// and nothing else.
+// TestFlood checks that clients that connect to random addresses evict what is cached for
+// others, but do no other harm.
 func TestFlood(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -210,7 +211,7 @@ func TestFlood(t *testing.T) {
 	for ; ctx.Err() == nil; n++ {
 		by, atSocket := h.connects(web)
 		if by != pods[0] && by != pods[1] || !atSocket {
-			t.Errorf("%v answered, at the socket: %v", by, atSocket)
+			t.Errorf("%v answered, translated at the socket: %v", by, atSocket)
 		}
 		if n%100 == 0 {
 			h.change(row("dns", proxy.UDP, dns, pods[2], pods[n/100%3]))
@@ -220,8 +221,8 @@ func TestFlood(t *testing.T) {
 	t.Logf("%d connections", n)
 }
 
-// TestFormat: a daemon takes over the maps of its predecessor if they have the same
-// format. Who changes a layout names another format, and writes both here.
+// TestFormat pins the layout of the maps, which a daemon takes over from its predecessor if
+// they have the same format. A change of the layout needs a new format; update both here.
 func TestFormat(t *testing.T) {
 	const format, want = "maps-4", `asked_sockets SkStorage 4:4 x 0
 connections LRUHash 40:40 x 16384

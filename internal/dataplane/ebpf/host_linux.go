@@ -15,33 +15,37 @@ import (
 	"sluice/internal/proxy"
 )
 
-// host is what the node's addresses and routes say about its sockets.
+// host is what the node's addresses and routes say about the source addresses that its
+// sockets get. The prefixes are sorted and disjoint.
 type host struct {
 	addrs []netip.Addr
 
-	// Towards these the node speaks from an address that policy takes for a pod's.
+	// fromPods are destinations to which the node's sockets have a source address, or may
+	// have one, that policy takes for a pod's.
 	fromPods []netip.Prefix
-	// Towards these it speaks from another address than masquerading would choose.
+	// hinted are destinations to which the node's sockets have another source address than
+	// masquerading would choose, because of the preferred source of a route.
 	hinted []netip.Prefix
 }
 
-// plain reports whether a socket of the node that is not bound looks, towards
-// endpoints, as the rules would make it look.
-func (h *host) plain(f proxy.Frontend, to []proxy.Endpoint) bool {
-	if f.Kind != proxy.NodePort && within(h.fromPods, f.Addr.Addr()) {
+// sameSource reports whether an unbound socket of the node that connects to one of the
+// endpoints has the source address that the rules would give a connection to the frontend.
+func (h *host) sameSource(f proxy.Frontend, to []proxy.Endpoint) bool {
+	if f.Kind != proxy.NodePort && containedIn(h.fromPods, f.Addr.Addr()) {
 		return false
 	}
-	return len(h.hinted) == 0 || !slices.ContainsFunc(to, func(e proxy.Endpoint) bool { return within(h.hinted, e.Addr.Addr()) })
+	return len(h.hinted) == 0 || !slices.ContainsFunc(to, func(e proxy.Endpoint) bool { return containedIn(h.hinted, e.Addr.Addr()) })
 }
 
-// within reports whether an address is in one of some disjoint, sorted prefixes.
-func within(sorted []netip.Prefix, a netip.Addr) bool {
+// containedIn reports whether an address is in one of the prefixes, which are sorted and
+// disjoint.
+func containedIn(sorted []netip.Prefix, a netip.Addr) bool {
 	i, _ := slices.BinarySearchFunc(sorted, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 	return i < len(sorted) && sorted[i].Contains(a) || i > 0 && sorted[i-1].Contains(a)
 }
 
-// same reports whether rows are alike for two hosts.
-func (h *host) same(other *host) bool {
+// sameRows reports whether rows are the same for two hosts.
+func (h *host) sameRows(other *host) bool {
 	return slices.Equal(h.fromPods, other.fromPods) && slices.Equal(h.hinted, other.hinted)
 }
 
@@ -57,11 +61,11 @@ func readHost(h *netlink.Handle, n *proxy.Node) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	return judge(addrs, routes, n.LocalPods.Sources), nil
+	return newHost(addrs, routes, n.LocalPods.Sources), nil
 }
 
-// judge finds the destinations towards which the node's sockets are not plain.
-func judge(addrs []netlink.Addr, routes []netlink.Route, pods []netip.Prefix) *host {
+// newHost derives a host from the node's addresses and routes, and the prefixes of pods.
+func newHost(addrs []netlink.Addr, routes []netlink.Route, pods []netip.Prefix) *host {
 	out := &host{}
 	byLink := map[int][]netip.Prefix{}
 	for _, a := range addrs {
@@ -76,12 +80,13 @@ func judge(addrs []netlink.Addr, routes []netlink.Route, pods []netip.Prefix) *h
 		if !ok {
 			continue
 		}
-		source, hinted := sourceOf(r, to, byLink[r.LinkIndex])
+		source, hinted := sourceAddr(r, to, byLink[r.LinkIndex])
 		if hinted {
 			out.hinted = append(out.hinted, to)
 		}
-		unsure := !source.IsValid() && slices.ContainsFunc(out.addrs, func(a netip.Addr) bool { return proxy.Contains(pods, a) })
-		if unsure || source.IsValid() && proxy.Contains(pods, source) {
+		// The address of another link: any of them.
+		mayBePods := !source.IsValid() && slices.ContainsFunc(out.addrs, func(a netip.Addr) bool { return proxy.Contains(pods, a) })
+		if mayBePods || source.IsValid() && proxy.Contains(pods, source) {
 			out.fromPods = append(out.fromPods, to)
 		}
 	}
@@ -89,29 +94,32 @@ func judge(addrs []netlink.Addr, routes []netlink.Route, pods []netip.Prefix) *h
 	return out
 }
 
-// destination returns where a route leads that a socket may take to another host.
+// destination returns the destination of a route, and whether connections to other hosts
+// may use it.
 func destination(r netlink.Route) (netip.Prefix, bool) {
 	if r.Table == unix.RT_TABLE_LOCAL || r.Type != unix.RTN_UNICAST {
 		return netip.Prefix{}, false
 	}
 	if r.Dst == nil {
-		return netip.PrefixFrom([...]netip.Addr{proxy.IPv4: netip.IPv4Unspecified(), proxy.IPv6: netip.IPv6Unspecified()}[family(r)], 0), true
+		return netip.PrefixFrom([...]netip.Addr{proxy.IPv4: netip.IPv4Unspecified(), proxy.IPv6: netip.IPv6Unspecified()}[routeFamily(r)], 0), true
 	}
 	ip, ok := netip.AddrFromSlice(r.Dst.IP)
 	ones, _ := r.Dst.Mask.Size()
 	return netip.PrefixFrom(ip.Unmap(), ones), ok && !ip.IsLinkLocalUnicast() && !ip.IsMulticast()
 }
 
-func family(r netlink.Route) proxy.Family {
+func routeFamily(r netlink.Route) proxy.Family {
 	if r.Family == netlink.FAMILY_V6 {
 		return proxy.IPv6
 	}
 	return proxy.IPv4
 }
 
-// sourceOf returns which address a socket takes towards a route's destination,
-// invalid if it is another link's, and whether that is only because of a hint.
-func sourceOf(r netlink.Route, to netip.Prefix, onLink []netip.Prefix) (source netip.Addr, hinted bool) {
+// sourceAddr returns the source address of an unbound socket that uses a route to the
+// destination: invalid if it is that of another link. Hinted means that it differs from
+// the address of the link because the route has a preferred source. OnLink are the
+// addresses of the route's link.
+func sourceAddr(r netlink.Route, to netip.Prefix, onLink []netip.Prefix) (source netip.Addr, hinted bool) {
 	next := to.Addr()
 	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
 		next = gw.Unmap()
@@ -134,25 +142,25 @@ func sourceOf(r netlink.Route, to netip.Prefix, onLink []netip.Prefix) (source n
 	return source, false
 }
 
-// writeHost tells programs which addresses are the node's.
-func (d *Dataplane) writeHost(h *host, n *proxy.Node) error {
+// writeNodeAddrs brings the map of the node's addresses to that of h.
+func (d *Dataplane) writeNodeAddrs(h *host, n *proxy.Node) error {
 	want := map[addrKey]uint32{}
 	for _, a := range h.addrs {
 		var flags uint32
 		if in, except := n.NodePortAddresses(proxy.FamilyOf(a)); proxy.Contains(in, a) && !proxy.Contains(except, a) {
-			flags |= takesNodePorts
+			flags |= addrTakesNodePorts
 		}
 		if proxy.Contains(n.LocalPods.Sources, a) {
-			flags |= podRange
+			flags |= addrInPodRange
 		}
 		if a.IsLoopback() {
-			flags |= isLoopback
+			flags |= addrIsLoopback
 		}
 		want[a.As16()] = flags
 	}
-	d.addrs = maps.Clone(want)
+	d.nodeAddrs = maps.Clone(want)
 	var gone []addrKey
-	err := each(d.kernel.NodeAddrs, func(k addrKey, v uint32) {
+	err := forEach(d.kernel.NodeAddrs, func(k addrKey, v uint32) {
 		switch flags, stays := want[k]; {
 		case !stays:
 			gone = append(gone, k)
@@ -161,7 +169,7 @@ func (d *Dataplane) writeHost(h *host, n *proxy.Node) error {
 		}
 	})
 	if err == nil && len(want)+len(gone) > 0 {
-		err = d.kernel.change(func() (err error) {
+		err = d.kernel.writeMaps(func() (err error) {
 			for k, flags := range want {
 				err = errors.Join(err, d.kernel.NodeAddrs.Update(k, flags, ebpf.UpdateAny))
 			}

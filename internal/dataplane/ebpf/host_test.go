@@ -21,11 +21,13 @@ func ipNet(text string) *net.IPNet {
 	return n
 }
 
-// on is an address on a link.
-func on(link int, addr string) netlink.Addr { return netlink.Addr{IPNet: ipNet(addr), LinkIndex: link} }
+// addrOn returns an address on a link.
+func addrOn(link int, addr string) netlink.Addr {
+	return netlink.Addr{IPNet: ipNet(addr), LinkIndex: link}
+}
 
-// way is a route of the main table; what is empty it does not have.
-func way(link int, to, via, from string) netlink.Route {
+// route returns a route of the main table. Empty arguments are not set.
+func route(link int, to, via, from string) netlink.Route {
 	r := netlink.Route{LinkIndex: link, Table: unix.RT_TABLE_MAIN, Type: unix.RTN_UNICAST, Gw: net.ParseIP(via), Src: net.ParseIP(from), Family: netlink.FAMILY_V4}
 	if to != "" {
 		r.Dst = ipNet(to)
@@ -36,15 +38,15 @@ func way(link int, to, via, from string) netlink.Route {
 	return r
 }
 
-// TestJudge says towards which destinations an unbound socket of the node does not
-// look as the rules would make it look.
-func TestJudge(t *testing.T) {
-	eth0, cni0, flannel := on(1, "192.168.0.2/24"), on(2, "10.244.0.1/24"), on(3, "10.244.0.0/32")
+// TestNewHost checks to which destinations unbound sockets of the node have another source
+// address than the rules would give them.
+func TestNewHost(t *testing.T) {
+	eth0, cni0, flannel := addrOn(1, "192.168.0.2/24"), addrOn(2, "10.244.0.1/24"), addrOn(3, "10.244.0.0/32")
 	ordinary := []netlink.Route{
-		way(1, "", "192.168.0.1", ""), way(1, "192.168.0.0/24", "", "192.168.0.2"),
-		way(2, "10.244.0.0/24", "", "10.244.0.1"), way(3, "10.244.1.0/24", "10.244.1.0", ""),
+		route(1, "", "192.168.0.1", ""), route(1, "192.168.0.0/24", "", "192.168.0.2"),
+		route(2, "10.244.0.0/24", "", "10.244.0.1"), route(3, "10.244.1.0/24", "10.244.1.0", ""),
 	}
-	local := way(1, "192.168.0.2/32", "", "192.168.0.2")
+	local := route(1, "192.168.0.2/32", "", "192.168.0.2")
 	local.Table, local.Type = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
 	for _, tt := range []struct {
 		name             string
@@ -52,19 +54,19 @@ func TestJudge(t *testing.T) {
 		routes           []netlink.Route
 		fromPods, hinted []string
 	}{
-		{"nothing", nil, nil, nil, nil},
-		{"a bridge and a tunnel with addresses of pods", []netlink.Addr{eth0, cni0, flannel}, append(ordinary, local), []string{"10.244.0.0/24", "10.244.1.0/24"}, nil},
-		{"a link without an address", []netlink.Addr{eth0}, append(ordinary[:2:2], way(9, "10.244.0.7/32", "", "")), nil, nil},
-		{"the same, where the node has an address of pods", []netlink.Addr{eth0, cni0}, []netlink.Route{way(9, "10.244.0.7/32", "", "")}, []string{"10.244.0.7/32"}, nil},
-		{"a hint", []netlink.Addr{eth0, on(4, "198.51.100.1/32")}, []netlink.Route{way(1, "10.244.1.0/24", "192.168.0.3", "198.51.100.1")}, nil, []string{"10.244.1.0/24"}},
-		{"a hint for all", []netlink.Addr{eth0, on(4, "198.51.100.1/32")}, []netlink.Route{way(1, "", "192.168.0.1", "198.51.100.1"), way(1, "10.9.0.0/16", "192.168.0.3", "")}, nil, []string{"0.0.0.0/0"}},
-		{"a hint that says what is so", []netlink.Addr{eth0}, []netlink.Route{way(1, "10.244.1.0/24", "192.168.0.3", "192.168.0.2")}, nil, nil},
-		{"the second of two networks on a link", []netlink.Addr{eth0, on(1, "172.16.0.2/16")}, []netlink.Route{way(1, "172.16.0.0/16", "", "172.16.0.2"), way(1, "10.1.0.0/16", "172.16.0.1", "172.16.0.2")}, nil, nil},
+		{"no addresses or routes", nil, nil, nil, nil},
+		{"a bridge and a tunnel with addresses of the pods' range", []netlink.Addr{eth0, cni0, flannel}, append(ordinary, local), []string{"10.244.0.0/24", "10.244.1.0/24"}, nil},
+		{"a link without an address", []netlink.Addr{eth0}, append(ordinary[:2:2], route(9, "10.244.0.7/32", "", "")), nil, nil},
+		{"the same, on a node with an address of the pods' range", []netlink.Addr{eth0, cni0}, []netlink.Route{route(9, "10.244.0.7/32", "", "")}, []string{"10.244.0.7/32"}, nil},
+		{"a preferred source", []netlink.Addr{eth0, addrOn(4, "198.51.100.1/32")}, []netlink.Route{route(1, "10.244.1.0/24", "192.168.0.3", "198.51.100.1")}, nil, []string{"10.244.1.0/24"}},
+		{"a preferred source of the default route", []netlink.Addr{eth0, addrOn(4, "198.51.100.1/32")}, []netlink.Route{route(1, "", "192.168.0.1", "198.51.100.1"), route(1, "10.9.0.0/16", "192.168.0.3", "")}, nil, []string{"0.0.0.0/0"}},
+		{"a preferred source that is the link's address", []netlink.Addr{eth0}, []netlink.Route{route(1, "10.244.1.0/24", "192.168.0.3", "192.168.0.2")}, nil, nil},
+		{"the second of two networks on a link", []netlink.Addr{eth0, addrOn(1, "172.16.0.2/16")}, []netlink.Route{route(1, "172.16.0.0/16", "", "172.16.0.2"), route(1, "10.1.0.0/16", "172.16.0.1", "172.16.0.2")}, nil, nil},
 		{"another table", []netlink.Addr{eth0, cni0}, []netlink.Route{{LinkIndex: 2, Table: 100, Type: unix.RTN_UNICAST, Family: netlink.FAMILY_V4}}, []string{"0.0.0.0/0"}, nil},
-		{"IPv6", []netlink.Addr{on(1, "2001:db8::2/64"), on(2, "fd00:10::1/64")}, []netlink.Route{way(1, "2001:db8::/64", "", ""), way(2, "fd00:10::/64", "", ""), way(1, "fd00:11::/64", "2001:db8::3", "2001:db8::9"), way(1, "fe80::/64", "", "")}, []string{"fd00:10::/64"}, []string{"fd00:11::/64"}},
+		{"IPv6", []netlink.Addr{addrOn(1, "2001:db8::2/64"), addrOn(2, "fd00:10::1/64")}, []netlink.Route{route(1, "2001:db8::/64", "", ""), route(2, "fd00:10::/64", "", ""), route(1, "fd00:11::/64", "2001:db8::3", "2001:db8::9"), route(1, "fe80::/64", "", "")}, []string{"fd00:10::/64"}, []string{"fd00:11::/64"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := judge(tt.addrs, tt.routes, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")})
+			h := newHost(tt.addrs, tt.routes, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")})
 			text := func(all []netip.Prefix) (out []string) {
 				for _, p := range all {
 					out = append(out, p.String())
@@ -78,8 +80,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestPlain finds addresses in prefixes.
-func TestPlain(t *testing.T) {
+// TestSameSource checks which frontends and endpoints are within the prefixes of a host.
+func TestSameSource(t *testing.T) {
 	prefix := func(texts ...string) (out []netip.Prefix) {
 		for _, text := range texts {
 			out = append(out, netip.MustParsePrefix(text))
@@ -106,7 +108,7 @@ func TestPlain(t *testing.T) {
 	} {
 		f := proxy.Frontend{Kind: tt.kind, Addr: netip.MustParseAddrPort(tt.frontend)}
 		to := []proxy.Endpoint{{Addr: netip.MustParseAddrPort("10.7.7.7:1")}, {Addr: netip.MustParseAddrPort(tt.endpoint)}}
-		if got := h.plain(f, to); got != tt.want {
+		if got := h.sameSource(f, to); got != tt.want {
 			t.Errorf("%v %v to %v: %t; want %t", tt.kind, f.Addr, to, got, tt.want)
 		}
 	}

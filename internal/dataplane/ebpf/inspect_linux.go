@@ -16,12 +16,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Verify reads back what a row has at sockets: the kernel announces neither that an
-// entry of a map changes nor that a program is detached.
+// Verify reads back the entries of a row, or, for a zero key, everything that rows share:
+// the kernel announces neither changes of map entries nor that a program is detached.
 func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.off != nil {
+	if d.disabled != nil {
 		return nil, nil
 	}
 	if row != (proxy.PortKey{}) {
@@ -29,14 +29,14 @@ func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Diff
 		return out.Differences, err
 	}
 	var out proxy.Inspected
-	err := errors.Join(d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+	err := errors.Join(d.inspectSettings(&out), d.kernel.inspectPrograms(&out))
 	for _, f := range proxy.Families {
-		err = errors.Join(err, d.inspectAddrs(f, &out))
+		err = errors.Join(err, d.inspectNodeAddrs(f, &out))
 	}
 	return out.Differences, err
 }
 
-// Inspect reads back the rules, and what a row has at sockets.
+// Inspect reads back the rules of a row, its entries in the maps, and what all rows share.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
 	is, err := d.Dataplane.Inspect(ctx, what)
 	if err != nil {
@@ -48,13 +48,13 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	return is, err
 }
 
-// inspectSockets reads back the entries of a row, what programs go by for all rows,
-// and whether they are where they act.
+// inspectSockets reads back the entries of a row, the entries that all rows share, and
+// which programs are attached.
 func (d *Dataplane) inspectSockets(ctx context.Context, key proxy.PortKey) (out proxy.Inspected, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.off != nil {
-		out.Unread = "the maps of the programs, which leave sockets alone: " + d.off.Error()
+	if d.disabled != nil {
+		out.Unread = "the maps, because sockets are not translated: " + d.disabled.Error()
 		return out, nil
 	}
 	row, out, err := d.differ.Inspect(ctx, key, nil)
@@ -63,13 +63,13 @@ func (d *Dataplane) inspectSockets(ctx context.Context, key proxy.PortKey) (out 
 	}
 	isNodePort := func(f proxy.Frontend) bool { return f.Kind == proxy.NodePort }
 	if row.ServicePort != nil && slices.ContainsFunc(row.Frontends, isNodePort) {
-		err = d.inspectAddrs(key.Family, &out)
+		err = d.inspectNodeAddrs(key.Family, &out)
 	}
-	err = errors.Join(err, d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+	err = errors.Join(err, d.inspectSettings(&out), d.kernel.inspectPrograms(&out))
 	return out, err
 }
 
-// read gives what the maps have of entries.
+// read passes those of the entries that exist to have, with their values.
 func (d *Dataplane) read(_ context.Context, some []id, have func(id, value)) error {
 	for _, x := range some {
 		var v value
@@ -79,7 +79,7 @@ func (d *Dataplane) read(_ context.Context, some []id, have func(id, value)) err
 		case services:
 			v, found, err = get[frontendKey, serviceValue](d.kernel.Services, x)
 		case endpoints:
-			v, found, err = get[slotKey, endpoint](d.kernel.Endpoints, x)
+			v, found, err = get[slotKey, endpointValue](d.kernel.Endpoints, x)
 		default:
 			_, found, err = get[memberKey, memberValue](d.kernel.Members, x)
 		}
@@ -93,8 +93,8 @@ func (d *Dataplane) read(_ context.Context, some []id, have func(id, value)) err
 	return nil
 }
 
-// get reads an entry of a map.
-func get[K, V bytesOf](m *ebpf.Map, x id) (out value, found bool, err error) {
+// get reads an entry of a map, padding its value with zeros.
+func get[K, V byteArray](m *ebpf.Map, x id) (out value, found bool, err error) {
 	var k K
 	var v V
 	fill(&k, x.key)
@@ -109,7 +109,8 @@ func get[K, V bytesOf](m *ebpf.Map, x id) (out value, found bool, err error) {
 	return out, true, nil
 }
 
-// difference tells what an entry should be and is.
+// difference describes an entry as it should be and as it is; nil means that there is
+// none.
 func difference(x id, want, have *value) proxy.Difference {
 	d := proxy.Difference{Object: "entry of map " + [...]string{services: "services", endpoints: "endpoints", members: "members"}[x.table]}
 	if want != nil {
@@ -119,16 +120,16 @@ func difference(x id, want, have *value) proxy.Difference {
 		d.Have = x.text(*have)
 	}
 	if d.Have == d.Want {
-		d.Have += ", with a check sum or flags that are not ours"
+		d.Have += ", with a different checksum or different flags"
 	}
 	return d
 }
 
-// inspectAddrs compares the node's addresses that take NodePorts.
-func (d *Dataplane) inspectAddrs(f proxy.Family, out *proxy.Inspected) error {
-	for k, want := range d.addrs {
+// inspectNodeAddrs compares the entries of the node's addresses that take NodePorts.
+func (d *Dataplane) inspectNodeAddrs(f proxy.Family, out *proxy.Inspected) error {
+	for k, want := range d.nodeAddrs {
 		a := netip.AddrFrom16(k).Unmap()
-		if proxy.FamilyOf(a) != f || want&takesNodePorts == 0 {
+		if proxy.FamilyOf(a) != f || want&addrTakesNodePorts == 0 {
 			continue
 		}
 		var have uint32
@@ -137,41 +138,41 @@ func (d *Dataplane) inspectAddrs(f proxy.Family, out *proxy.Inspected) error {
 			return fmt.Errorf("read addresses of the node: %w", err)
 		}
 		if out.Add(1); have != want {
-			differs := proxy.Difference{Object: "entry of map node_addrs", Want: fmt.Sprintf("%v: flags %d", a, want)}
+			diff := proxy.Difference{Object: "entry of map node_addrs", Want: fmt.Sprintf("%v: flags %d", a, want)}
 			if err == nil {
-				differs.Have = fmt.Sprintf("%v: flags %d", a, have)
+				diff.Have = fmt.Sprintf("%v: flags %d", a, have)
 			}
-			out.Add(0, differs)
+			out.Add(0, diff)
 		}
 	}
 	return nil
 }
 
-// inspectPermission looks whether programs may act now.
-func (d *Dataplane) inspectPermission(out *proxy.Inspected) error {
+// inspectSettings checks that the lease is valid, and that the node's namespace is ours.
+func (d *Dataplane) inspectSettings(out *proxy.Inspected) error {
 	var s settings
-	now, err := sinceBoot()
+	now, err := monotonicNow()
 	if err = errors.Join(err, d.kernel.Settings.Lookup(uint32(0), &s)); err != nil {
 		return fmt.Errorf("read settings: %w", err)
 	}
 	node, until := binary.NativeEndian.Uint64(s[:]), binary.NativeEndian.Uint64(s[8:])
 	out.Add(1)
-	if node != d.node {
+	if node != d.nodeCookie {
 		out.Add(0, proxy.Difference{
-			Object: "entry of map settings", Want: fmt.Sprintf("the node is namespace %d", d.node), Have: fmt.Sprintf("it is namespace %d", node),
+			Object: "entry of map settings", Want: fmt.Sprintf("for network namespace %d", d.nodeCookie), Have: fmt.Sprintf("for network namespace %d", node),
 		})
 	}
 	if until <= now {
-		out.Add(0, proxy.Difference{Object: "entry of map settings", Want: "programs may act", Have: "they may not, so that the rules serve alone"})
+		out.Add(0, proxy.Difference{Object: "entry of map settings", Want: "a valid lease", Have: "an expired lease, with which only the rules translate"})
 	}
 	return nil
 }
 
-// inspectPrograms looks whether programs are attached, and are ours.
+// inspectPrograms checks that the programs are attached, and are those of this process.
 func (k *kernel) inspectPrograms(out *proxy.Inspected) error {
-	hooks := k.hooks()
-	if k.says&countBytes != 0 {
-		hooks = append(hooks, k.meters()...)
+	hooks := k.translationHooks()
+	if k.flags&flagCountBytes != 0 {
+		hooks = append(hooks, k.meterHooks()...)
 	}
 	for _, h := range hooks {
 		attached, err := k.attached(h)
@@ -179,13 +180,13 @@ func (k *kernel) inspectPrograms(out *proxy.Inspected) error {
 			return err
 		}
 		if out.Add(1); !attached {
-			out.Add(0, proxy.Difference{Object: "program " + h.name, Want: "it is attached to cgroup " + k.cgroup, Have: "it is not, or another one is in its place"})
+			out.Add(0, proxy.Difference{Object: "program " + h.name, Want: "attached to cgroup " + k.cgroup, Have: "not attached, or replaced by another program"})
 		}
 	}
 	return nil
 }
 
-// attached reports whether a program is where it acts.
+// attached reports whether a program of this process is attached at a hook.
 func (k *kernel) attached(h hook) (bool, error) {
 	l, err := link.LoadPinnedLink(filepath.Join(k.pins, h.name), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -198,14 +199,14 @@ func (k *kernel) attached(h hook) (bool, error) {
 	if same, err := k.sameCgroup(l); err != nil || !same {
 		return false, err
 	}
-	is, err := l.Info()
+	info, err := l.Info()
 	if err != nil {
-		return false, fmt.Errorf("look at link %s: %w", h.name, err)
+		return false, fmt.Errorf("read link %s: %w", h.name, err)
 	}
 	own, err := h.program.Info()
 	if err != nil {
-		return false, fmt.Errorf("look at program %s: %w", h.name, err)
+		return false, fmt.Errorf("read program %s: %w", h.name, err)
 	}
 	id, _ := own.ID()
-	return is.Program == id, nil
+	return info.Program == id, nil
 }

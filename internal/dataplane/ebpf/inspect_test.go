@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// inspect reads back what there is of a row.
+// inspect reads back a row.
 func (h *host) inspect(sp *proxy.ServicePort) (out proxy.Inspected) {
 	h.Helper()
 	err := h.lab.Node().Do(func() (err error) {
@@ -23,7 +23,7 @@ func (h *host) inspect(sp *proxy.ServicePort) (out proxy.Inspected) {
 	return out
 }
 
-// TestInspectCost reads the entries of a row, however many others there are.
+// TestInspectCost checks that inspecting a row reads only the entries of that row.
 func TestInspectCost(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -42,13 +42,13 @@ func TestInspectCost(t *testing.T) {
 		}
 		// A frontend and three slots of one list.
 		if reads := h.d.Reads(); reads != 4 {
-			t.Errorf("%d Services: %d entries were read; want 4", n, reads)
+			t.Errorf("%d Services: %d entries read; want 4", n, reads)
 		}
 	}
 }
 
-// TestInspectDiffers names each entry and program that another process took away or
-// changed, and nothing else.
+// TestInspectDiffers checks that each entry and program that another process deletes or
+// changes is reported, and nothing else.
 func TestInspectDiffers(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -90,7 +90,7 @@ func TestInspectDiffers(t *testing.T) {
 				found++
 				want("without an entry of "+name, is)
 				if got := h.inspect(beside); len(got.Differences) > 0 {
-					t.Errorf("without an entry of %s, a row beside it: %+v", name, got)
+					t.Errorf("without an entry of %s, another row: %+v", name, got)
 				}
 			}
 			changed := append([]byte(nil), v...)
@@ -106,21 +106,21 @@ func TestInspectDiffers(t *testing.T) {
 			}
 		}
 		if wanted := map[string]int{"services": 2, "endpoints": 4, "members": 1, "node_addrs": 1}[name]; found != wanted {
-			t.Errorf("%d entries of %s are the row's; want %d", found, name, wanted)
+			t.Errorf("%d entries of %s belong to the row; want %d", found, name, wanted)
 		}
 	}
 	want("as written again")
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
-	want("without permission", "entry of map settings: programs may act | they may not")
+	want("with an expired lease", "entry of map settings: a valid lease | an expired lease")
 	if err := h.sync(sp, beside); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, "connect4")); err != nil {
 		t.Fatal(err)
 	}
-	want("without a program", "program connect4: it is attached to cgroup ")
+	want("without a program", "program connect4: attached to cgroup ")
 	if err := h.sync(sp, beside); err != nil {
 		t.Fatal(err)
 	}

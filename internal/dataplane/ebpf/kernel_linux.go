@@ -24,27 +24,29 @@ import (
 //go:embed bpf/sockets.o
 var object []byte
 
-// format names the layout of the maps: programs of another one need maps of their own.
+// format names the layout of the pinned maps, and the directory they are pinned in.
+// Programs built for another layout have their own maps.
 const format = "maps-4"
 
-// unpinned are the maps that programs keep for themselves.
+// unpinned are the maps that only cache what other maps say, so that the next daemon
+// does not need them.
 var unpinned = []string{"decisions", "targets"}
 
-// kernel is what the mode has in the kernel.
+// kernel holds the maps and programs of the mode.
 type kernel struct {
-	Services   *ebpf.Map `ebpf:"services"`
-	Endpoints  *ebpf.Map `ebpf:"endpoints"`
-	Members    *ebpf.Map `ebpf:"members"`
-	NodeAddrs  *ebpf.Map `ebpf:"node_addrs"`
-	Spaces     *ebpf.Map `ebpf:"spaces"`
-	Settings   *ebpf.Map `ebpf:"settings"`
-	Generation *ebpf.Map `ebpf:"generation"`
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Routes     *ebpf.Map `ebpf:"connections"`
-	TCP        *ebpf.Map `ebpf:"tcp_sockets"`
-	UDP        *ebpf.Map `ebpf:"udp_sockets"`
-	Asked      *ebpf.Map `ebpf:"asked_sockets"`
-	Questions  *ebpf.Map `ebpf:"questions"`
+	Services    *ebpf.Map `ebpf:"services"`
+	Endpoints   *ebpf.Map `ebpf:"endpoints"`
+	Members     *ebpf.Map `ebpf:"members"`
+	NodeAddrs   *ebpf.Map `ebpf:"node_addrs"`
+	Spaces      *ebpf.Map `ebpf:"spaces"`
+	Settings    *ebpf.Map `ebpf:"settings"`
+	Generation  *ebpf.Map `ebpf:"generation"`
+	Counters    *ebpf.Map `ebpf:"counters"`
+	Connections *ebpf.Map `ebpf:"connections"`
+	TCP         *ebpf.Map `ebpf:"tcp_sockets"`
+	UDP         *ebpf.Map `ebpf:"udp_sockets"`
+	Asked       *ebpf.Map `ebpf:"asked_sockets"`
+	Questions   *ebpf.Map `ebpf:"questions"`
 
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
@@ -64,27 +66,28 @@ type kernel struct {
 	Sources      *ebpf.Program `ebpf:"sources"`
 	Stale        *ebpf.Program `ebpf:"stale"`
 
-	places
-	says   uint32 // to programs, beside until when they may act
-	shared []byte // with programs: the generation
-	fresh  bool   // maps have nothing yet
+	paths
+	flags      uint32 // of the settings, as the next write of them has them
+	generation []byte // the mapped memory of the map generation
+	newMaps    bool   // the maps were created by this process and have no rows yet
 }
 
-// places are where the mode meets the rest of the host.
-type places struct {
-	cgroup string // whose sockets it acts on
-	pins   string // the folder that keeps maps and programs while nobody runs
+// paths are the directories that the mode uses.
+type paths struct {
+	cgroup string // the programs act on the sockets of this cgroup and those below it
+	pins   string // keeps maps and programs when no daemon runs; empty if nothing is pinned
 }
 
-// What is missing when the kernel says no, and when it does not know what is asked.
+// The causes when the kernel refuses to load programs for lack of privileges, or of features.
 var (
 	errPrivileges = errors.New("mode ebpf needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and a kernel that is not locked down")
 	errKernel     = errors.New("the kernel lacks what mode ebpf needs (Linux 6.2 with BTF, CONFIG_CGROUP_BPF)")
 )
 
-// missing names the capabilities that the process lacks: without them the kernel finds
-// fault with the programs, and says that.
-func missing() (names []string) {
+// missingCapabilities returns the names of required capabilities that the process lacks.
+// It is called before loading, because without some of them the kernel rejects the
+// programs with an error that does not mention privileges.
+func missingCapabilities() (names []string) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var have [2]unix.CapUserData
 	if unix.Capget(&header, &have[0]) != nil || have[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0 {
@@ -101,20 +104,30 @@ func missing() (names []string) {
 	return names
 }
 
-// load brings maps and programs into the kernel, with the maps that are pinned. An
-// empty folder pins nothing. After an error nothing is pinned that was not.
-func load(p places, limits map[string]uint32) (_ *kernel, err error) {
+// readObject parses the embedded object file.
+func readObject() (*ebpf.CollectionSpec, error) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)
 	}
-	if names := missing(); len(names) > 0 {
+	return spec, nil
+}
+
+// load loads the programs and opens the pinned maps, or creates and pins them. Limits
+// replace the sizes of maps, by name. If load fails, it removes the pin directory if it
+// has created it.
+func load(p paths, limits map[string]uint32) (_ *kernel, err error) {
+	spec, err := readObject()
+	if err != nil {
+		return nil, err
+	}
+	if names := missingCapabilities(); len(names) > 0 {
 		return nil, fmt.Errorf("%w: %s is missing", errPrivileges, strings.Join(names, ", "))
 	}
-	for name, most := range limits {
-		spec.Maps[name].MaxEntries = most
+	for name, limit := range limits {
+		spec.Maps[name].MaxEntries = limit
 	}
-	k := &kernel{places: p, fresh: p.pins == ""}
+	k := &kernel{paths: p, newMaps: p.pins == ""}
 	var opts ebpf.CollectionOptions
 	if p.pins != "" {
 		opts.Maps.PinPath = filepath.Join(p.pins, format)
@@ -126,9 +139,9 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 			}()
 		}
 		_, absent := os.Stat(opts.Maps.PinPath)
-		k.fresh = errors.Is(absent, fs.ErrNotExist)
+		k.newMaps = errors.Is(absent, fs.ErrNotExist)
 		if err := os.MkdirAll(opts.Maps.PinPath, 0o700); err != nil {
-			return nil, fmt.Errorf("make a folder for maps: %w", err)
+			return nil, fmt.Errorf("create a directory for maps: %w", err)
 		}
 		for name, m := range spec.Maps {
 			if !slices.Contains(unpinned, name) {
@@ -138,38 +151,39 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 	}
 	switch err := spec.LoadAndAssign(k, &opts); {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
-		return nil, fmt.Errorf("%w: the maps below %s are of another version: sluice --cleanup removes them", err, p.pins)
+		return nil, fmt.Errorf("%w: the maps below %s are of another version; remove them with sluice --cleanup", err, p.pins)
 	case errors.Is(err, unix.EPERM):
 		return nil, fmt.Errorf("%w: %w", errPrivileges, err)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", errKernel, err)
 	}
-	k.shared, err = unix.Mmap(k.Generation.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	k.generation, err = unix.Mmap(k.Generation.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("share the generation of maps with programs: %w", err), k.close())
+		return nil, errors.Join(fmt.Errorf("map the memory of map generation: %w", err), k.close())
 	}
 	return k, nil
 }
 
-// loadOne brings a program into the kernel that has no maps.
-func loadOne(name string) (*ebpf.Program, error) {
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+// loadProgram loads a single program that uses no maps.
+func loadProgram(name string) (*ebpf.Program, error) {
+	spec, err := readObject()
 	if err != nil {
-		return nil, fmt.Errorf("read programs: %w", err)
+		return nil, err
 	}
 	return ebpf.NewProgram(spec.Programs[name])
 }
 
-// hook is where a program is attached.
+// hook is a program with the place it is attached to. The name is also that of its pin.
 type hook struct {
 	name    string
-	at      ebpf.AttachType
+	attach  ebpf.AttachType
 	program *ebpf.Program
 }
 
-// hooks returns where programs are attached, in the order in which to do it: what
-// forgets and translates back comes before what translates.
-func (k *kernel) hooks() []hook {
+// translationHooks returns the hooks of the programs that translate sockets, in the order
+// to attach them: programs that forget sockets and translate back come before those that
+// translate.
+func (k *kernel) translationHooks() []hook {
 	return []hook{
 		{"release", ebpf.AttachCgroupInetSockRelease, k.Release},
 		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, k.Getpeername4},
@@ -183,8 +197,8 @@ func (k *kernel) hooks() []hook {
 	}
 }
 
-// meters returns where programs are attached that count bytes.
-func (k *kernel) meters() []hook {
+// meterHooks returns the hooks of the programs that count bytes.
+func (k *kernel) meterHooks() []hook {
 	return []hook{
 		{"ends", ebpf.AttachCGroupSockOps, k.Ends},
 		{"sent", ebpf.AttachCGroupInetEgress, k.Sent},
@@ -192,58 +206,62 @@ func (k *kernel) meters() []hook {
 	}
 }
 
-// cut is attached only while something is to be cut.
-func (k *kernel) cut() hook { return hook{"cut", ebpf.AttachCGroupInetEgress, k.Cut} }
+// cutHook returns the hook of the program that drops packets to endpoints that are gone.
+// It is attached only while there are sockets that send such packets.
+func (k *kernel) cutHook() hook { return hook{"cut", ebpf.AttachCGroupInetEgress, k.Cut} }
 
-// attach has programs act on sockets. Those of a former daemon are exchanged,
-// one by one, so that none is missing. After an error, none is that was not there.
+// attach attaches the programs that translate sockets, and then removes the maps of other
+// formats, which no program uses any more.
 func (k *kernel) attach() error {
-	if err := k.attachAll(k.hooks()); err != nil {
+	if err := k.attachAll(k.translationHooks()); err != nil {
 		return err
 	}
-	return k.removeOthers()
+	return k.removeOldMaps()
 }
 
-// meter has programs count bytes.
-func (k *kernel) meter() error {
-	k.says &^= countBytes // unless all are there
-	if err := k.attachAll(k.meters()); err != nil {
+// attachMeters attaches the programs that count bytes.
+func (k *kernel) attachMeters() error {
+	k.flags &^= flagCountBytes // which is wrong unless all are attached
+	if err := k.attachAll(k.meterHooks()); err != nil {
 		return err
 	}
-	k.says |= countBytes
+	k.flags |= flagCountBytes
 	return nil
 }
 
-// stopMeter has none do that.
-func (k *kernel) stopMeter() (err error) {
-	k.says &^= countBytes
-	for _, h := range k.meters() {
+// detachMeters detaches the programs that count bytes.
+func (k *kernel) detachMeters() (err error) {
+	k.flags &^= flagCountBytes
+	for _, h := range k.meterHooks() {
 		err = errors.Join(err, k.detach(h.name))
 	}
 	return err
 }
 
+// attachAll attaches programs. Those that a former daemon has attached are replaced one
+// by one, so that there is always one. After an error it detaches the others again.
 func (k *kernel) attachAll(hooks []hook) (err error) {
-	var done []string
+	var attached []string
 	defer func() {
-		for i := 0; err != nil && i < len(done); i++ {
-			err = errors.Join(err, k.detach(done[i]))
+		for i := 0; err != nil && i < len(attached); i++ {
+			err = errors.Join(err, k.detach(attached[i]))
 		}
 	}()
 	for _, h := range hooks {
-		fresh, err := k.attachOne(h)
+		isNew, err := k.attachOne(h)
 		if err != nil {
 			return err
 		}
-		if fresh {
-			done = append(done, h.name)
+		if isNew {
+			attached = append(attached, h.name)
 		}
 	}
 	return nil
 }
 
-// attachOne attaches a program, or exchanges the one that is there.
-func (k *kernel) attachOne(h hook) (fresh bool, err error) {
+// attachOne attaches and pins a program. If one is pinned there already, it is replaced,
+// and isNew is false.
+func (k *kernel) attachOne(h hook) (isNew bool, err error) {
 	pin := filepath.Join(k.pins, h.name)
 	former, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
@@ -252,51 +270,53 @@ func (k *kernel) attachOne(h hook) (fresh bool, err error) {
 			return false, err
 		} else if same {
 			if err := former.Update(h.program); err != nil {
-				return false, fmt.Errorf("exchange program %s: %w", h.name, err)
+				return false, fmt.Errorf("replace program %s: %w", h.name, err)
 			}
 			return false, nil
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("open %s: %w", pin, err)
 	}
-	now, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.at, Program: h.program})
+	attached, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.attach, Program: h.program})
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return false, fmt.Errorf("attach %s to cgroup %s, where a program of somebody else may tolerate no other: %w", h.name, k.cgroup, err)
+		return false, fmt.Errorf("attach %s to cgroup %s, where another program may be attached exclusively: %w", h.name, k.cgroup, err)
 	case err != nil:
 		return false, fmt.Errorf("attach %s to cgroup %s: %w", h.name, k.cgroup, err)
 	}
-	defer func() { _ = now.Close() }()
+	defer func() { _ = attached.Close() }()
 	if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	if err := now.Pin(pin); err != nil {
+	if err := attached.Pin(pin); err != nil {
 		return false, fmt.Errorf("pin %s: %w", pin, err)
 	}
 	return former == nil, nil
 }
 
-// sameCgroup reports whether a link is that of our cgroup.
+// sameCgroup reports whether a link attaches its program to our cgroup. A detached link
+// does not.
 func (k *kernel) sameCgroup(l link.Link) (bool, error) {
 	info, err := l.Info()
 	if err != nil {
-		return false, fmt.Errorf("look at a link: %w", err)
+		return false, fmt.Errorf("read a link: %w", err)
 	}
 	var stat unix.Stat_t
 	if err := unix.Stat(k.cgroup, &stat); err != nil {
-		return false, fmt.Errorf("look at cgroup %s: %w", k.cgroup, err)
+		return false, fmt.Errorf("read cgroup %s: %w", k.cgroup, err)
 	}
 	c := info.Cgroup()
 	return c != nil && c.CgroupId == stat.Ino, nil
 }
 
-// detach ends a program's work.
+// detach detaches a program by the name of its pin.
 func (k *kernel) detach(name string) error { return detach(filepath.Join(k.pins, name)) }
 
-// removeOthers removes the maps of other versions, which no program uses any more.
-func (k *kernel) removeOthers() error {
+// removeOldMaps removes the pins of maps of other formats, and of maps of this format that
+// earlier versions pinned.
+func (k *kernel) removeOldMaps() error {
 	all, err := filepath.Glob(filepath.Join(k.pins, "maps-*"))
-	for _, name := range unpinned { // which they were once
+	for _, name := range unpinned {
 		if failed := os.Remove(filepath.Join(k.pins, format, name)); !errors.Is(failed, fs.ErrNotExist) {
 			err = errors.Join(err, failed)
 		}
@@ -309,25 +329,25 @@ func (k *kernel) removeOthers() error {
 	return err
 }
 
-// close releases handles; what is pinned stays in force.
+// close releases handles; what is pinned stays in force. Nil maps and programs are ignored.
 func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
-		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Generation, k.Counters, k.Routes, k.TCP, k.UDP, k.Asked, k.Questions,
+		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Generation, k.Counters, k.Connections, k.TCP, k.UDP, k.Asked, k.Questions,
 		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
 		k.Ends, k.Sent, k.Received, k.LiveTCP, k.LiveUDP,
 	} {
 		err = errors.Join(err, c.Close())
 	}
-	if k.shared != nil {
-		err = errors.Join(err, unix.Munmap(k.shared))
-		k.shared = nil
+	if k.generation != nil {
+		err = errors.Join(err, unix.Munmap(k.generation))
+		k.generation = nil
 	}
 	return err
 }
 
-// run has an iterator look at the sockets that a map knows, and returns what it
-// tells: records of one size.
-func run(p *ebpf.Program, m *ebpf.Map, size int) (out [][]byte, err error) {
+// runIterator runs an iterator program over the entries of a map, and returns the records
+// that it writes, which are size bytes each.
+func runIterator(p *ebpf.Program, m *ebpf.Map, size int) (out [][]byte, err error) {
 	it, err := link.AttachIter(link.IterOptions{Program: p, Map: m})
 	if err != nil {
 		return nil, err
@@ -345,41 +365,43 @@ func run(p *ebpf.Program, m *ebpf.Map, size int) (out [][]byte, err error) {
 	return out, err
 }
 
-// counter returns how often programs did something.
+// counter returns the value of a counter, or 0 if it cannot be read.
 func (k *kernel) counter(which uint32) (sum uint64) {
-	var each []uint64
-	if k.Counters.Lookup(which, &each) == nil {
-		for _, n := range each {
+	var perCPU []uint64
+	if k.Counters.Lookup(which, &perCPU) == nil {
+		for _, n := range perCPU {
 			sum += n
 		}
 	}
 	return sum
 }
 
-// allow lets programs act until a time since boot.
-func (k *kernel) allow(node, until uint64) error {
+// writeSettings lets the programs act until a monotonic time, and tells them the cookie
+// of the node's network namespace.
+func (k *kernel) writeSettings(node, until uint64) error {
 	var s settings
 	binary.NativeEndian.PutUint64(s[:], node)
 	binary.NativeEndian.PutUint64(s[8:], until)
-	binary.NativeEndian.PutUint32(s[16:], k.says)
-	if err := k.change(func() error { return k.Settings.Update(uint32(0), s, ebpf.UpdateAny) }); err != nil {
+	binary.NativeEndian.PutUint32(s[16:], k.flags)
+	if err := k.writeMaps(func() error { return k.Settings.Update(uint32(0), s, ebpf.UpdateAny) }); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}
 	return nil
 }
 
-// change has f write to maps that programs keep something of. Meanwhile they keep nothing,
-// also if the daemon is killed, and then not what they have found before: a random number
-// is none that any daemon has written before.
-func (k *kernel) change(f func() error) error {
-	generation := (*atomic.Uint64)(unsafe.Pointer(&k.shared[0]))
+// writeMaps calls f, which writes to maps whose contents programs cache. While f runs the
+// generation is 0, so that programs cache nothing; it stays 0 if the daemon is killed.
+// Afterwards the generation is new, which makes everything cached before invalid: it is
+// random, so no daemon has used it before.
+func (k *kernel) writeMaps(f func() error) error {
+	generation := (*atomic.Uint64)(unsafe.Pointer(&k.generation[0]))
 	generation.Store(0)
 	defer generation.Store(max(1, rand.Uint64()))
 	return f()
 }
 
-// sinceBoot returns the time that programs go by, in nanoseconds.
-func sinceBoot() (uint64, error) {
+// monotonicNow returns the time of the clock that programs compare with, in nanoseconds.
+func monotonicNow() (uint64, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
 		return 0, fmt.Errorf("read clock: %w", err)
@@ -387,24 +409,25 @@ func sinceBoot() (uint64, error) {
 	return uint64(t.Nano()), nil
 }
 
-// ownCookie returns the cookie of the calling thread's network namespace.
-func ownCookie() (uint64, error) {
+// netnsCookie returns the cookie of the calling thread's network namespace.
+func netnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("make a socket: %w", err)
+		return 0, fmt.Errorf("create a socket: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return 0, fmt.Errorf("%w: ask for the cookie of the network namespace: %w", errKernel, err)
+		return 0, fmt.Errorf("%w: read the cookie of the network namespace: %w", errKernel, err)
 	}
 	return cookie, nil
 }
 
-// find completes places: the cgroup is found among the mounts of the host.
-func (p places) find(mounts string) (places, error) {
+// resolve checks the paths. If the cgroup is not set, it is found in mountinfo, which has
+// the format of /proc/self/mountinfo.
+func (p paths) resolve(mountinfo string) (paths, error) {
 	if p.cgroup == "" {
-		for line := range strings.Lines(mounts) {
+		for line := range strings.Lines(mountinfo) {
 			// ID parent device root mountpoint options ... - type source
 			fields := strings.Fields(line)
 			if _, kind, ok := strings.Cut(line, " - "); ok && strings.HasPrefix(kind, "cgroup2 ") && len(fields) > 4 && fields[3] == "/" {
@@ -412,25 +435,25 @@ func (p places) find(mounts string) (places, error) {
 				break
 			}
 		}
-		// Only the root of all cgroups has no type.
+		// Only the root of the hierarchy has no file cgroup.type.
 		if _, err := os.Stat(filepath.Join(p.cgroup, "cgroup.type")); p.cgroup != "" && err == nil {
-			return p, fmt.Errorf("%s has the cgroups of this container alone: mount the host's and name it (--cgroup-root)", p.cgroup)
+			return p, fmt.Errorf("cgroup2 at %s has only the cgroups of this container: mount that of the host, and set --cgroup-root to it", p.cgroup)
 		}
 	}
-	var at unix.Statfs_t
+	var fsInfo unix.Statfs_t
 	switch {
 	case p.cgroup == "":
-		return p, errors.New("no cgroup2 is mounted here (--cgroup-root)")
-	case unix.Statfs(p.cgroup, &at) != nil || at.Type != unix.CGROUP2_SUPER_MAGIC:
-		return p, fmt.Errorf("%s is no cgroup2 (--cgroup-root)", p.cgroup)
-	case unix.Statfs(existing(p.pins), &at) != nil || at.Type != unix.BPF_FS_MAGIC:
-		return p, fmt.Errorf("%s is in no BPF file system (--bpf-root): mount -t bpf bpf /sys/fs/bpf", p.pins)
+		return p, errors.New("no cgroup2 is mounted: mount it, or set --cgroup-root")
+	case unix.Statfs(p.cgroup, &fsInfo) != nil || fsInfo.Type != unix.CGROUP2_SUPER_MAGIC:
+		return p, fmt.Errorf("%s is not in a cgroup2 file system: set --cgroup-root", p.cgroup)
+	case unix.Statfs(nearestExisting(p.pins), &fsInfo) != nil || fsInfo.Type != unix.BPF_FS_MAGIC:
+		return p, fmt.Errorf("%s is not in a BPF file system: run mount -t bpf bpf /sys/fs/bpf, or set --bpf-root", p.pins)
 	}
 	return p, nil
 }
 
-// existing returns the lowest folder of a path that is there.
-func existing(path string) string {
+// nearestExisting returns the path, or the nearest parent of it that exists.
+func nearestExisting(path string) string {
 	for path != "/" && path != "." {
 		if _, err := os.Stat(path); err == nil {
 			break

@@ -25,8 +25,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// connects makes one connection from the client and says whether the socket was
-// translated.
+// connects makes a connection from the client, and returns who answered and whether it was
+// translated at the socket.
 func (h *host) connects(to netip.AddrPort) (by netip.AddrPort, atSocket bool) {
 	h.Helper()
 	s := h.socket(h.client, proxy.TCP, to)
@@ -35,18 +35,18 @@ func (h *host) connects(to netip.AddrPort) (by netip.AddrPort, atSocket bool) {
 	return by, s.translated()
 }
 
-// wantRules checks that connections work and are translated by the rules alone.
+// wantRules checks that connections work and are translated by the rules.
 func (h *host) wantRules(why string, to netip.AddrPort) {
 	h.Helper()
 	for range 5 {
 		if _, atSocket := h.connects(to); atSocket {
-			h.Fatalf("%s: the socket was translated", why)
+			h.Fatalf("%s: a connection was translated at the socket", why)
 		}
 	}
 }
 
-// TestRestart: what a daemon leaves is in force until the next one comes, which
-// writes nothing that is right already.
+// TestRestart checks that sockets are translated between two daemons, and that the second
+// one writes nothing if nothing has changed.
 func TestRestart(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -58,7 +58,7 @@ func TestRestart(t *testing.T) {
 	h.start(nil)
 	for range 5 {
 		if _, atSocket := h.connects(web); !atSocket {
-			t.Fatal("between two daemons the rules serve alone")
+			t.Fatal("between two daemons a connection was translated by the rules")
 		}
 	}
 	h.d.Writes()
@@ -66,29 +66,30 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := h.d.Writes(); n != 0 {
-		t.Errorf("%d entries were written; want none", n)
+		t.Errorf("%d entries written; want none", n)
 	}
 	h.warm(proxy.TCP, web)
 	if before.peer() != dns {
 		t.Errorf("the peer is %v; want %v", before.peer(), dns)
 	}
 	by, from := before.ask(netip.AddrPort{})
-	h.wantFrom("a socket of before", by, from, first, dns)
+	h.wantFrom("a socket from before the restart", by, from, first, dns)
 }
 
-// TestNobodyComesBack: programs give up by themselves, and the rules serve.
-func TestNobodyComesBack(t *testing.T) {
+// TestLeaseExpires checks that programs leave sockets to the rules when the lease expires.
+func TestLeaseExpires(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...))
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
-	h.wantRules("the permission has ended", web)
+	h.wantRules("the lease has expired", web)
 }
 
-// TestEntriesAreLost or broken, as by a daemon that is killed between two writes.
-func TestEntriesAreLost(t *testing.T) {
+// TestIncompleteEntries checks that connections are left to the rules if entries of maps are
+// missing or have a wrong checksum, and that a Sync repairs them.
+func TestIncompleteEntries(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods[0]))
@@ -101,15 +102,15 @@ func TestEntriesAreLost(t *testing.T) {
 	if err := m.Lookup(key, &value); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.d.Change(func() error { return m.Delete(key) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return m.Delete(key) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("an endpoint is missing", web)
 	value[15]++
-	if err := h.d.Change(func() error { return m.Put(key, value) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return m.Put(key, value) }); err != nil {
 		t.Fatal(err)
 	}
-	h.wantRules("an endpoint is not what it says", web)
+	h.wantRules("the checksum of an endpoint is wrong", web)
 	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
 		t.Fatal(err)
 	}
@@ -121,20 +122,20 @@ func TestEntriesAreLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	service[0]++
-	if err := h.d.Change(func() error { return s.Put(frontend, service) }); err != nil {
+	if err := h.d.WriteMaps(func() error { return s.Put(frontend, service) }); err != nil {
 		t.Fatal(err)
 	}
-	h.wantRules("a frontend is not what it says", web)
+	h.wantRules("the checksum of a frontend is wrong", web)
 }
 
-// TestNeitherCanBeWritten, maps nor rules: only a full sync is right then, after which
-// sockets are served again.
-func TestNeitherCanBeWritten(t *testing.T) {
+// TestMapsAndRulesFail checks that Apply asks for a Sync if neither maps nor rules can be
+// written, and that sockets are translated after that.
+func TestMapsAndRulesFail(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	was, is := row("web", proxy.TCP, web, pods[0]), row("web", proxy.TCP, web, pods[1])
 	h.serve(was)
-	find, err := h.d.LoseMap("endpoints")
+	repair, err := h.d.BreakMap("endpoints")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,9 +143,9 @@ func TestNeitherCanBeWritten(t *testing.T) {
 	stop() // so that no batch is sent
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: was, New: is}}}
 	if err := proxytest.Apply(stopped, h.d, step); !errors.Is(err, proxy.ErrNeedSync) {
-		t.Errorf("%v; want an error that asks for a full sync", err)
+		t.Errorf("error %v; want ErrNeedSync", err)
 	}
-	find()
+	repair()
 	if err := h.sync(is); err != nil {
 		t.Fatal(err)
 	}
@@ -154,12 +155,13 @@ func TestNeitherCanBeWritten(t *testing.T) {
 	}
 }
 
-// TestMapsAreFull: the rules serve what has no room, sockets the rest.
+// TestMapsAreFull checks that the rules serve rows for which the maps have no room, and
+// sockets the others.
 func TestMapsAreFull(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		limits map[string]uint32
-		left   float64 // rows
+		left   float64 // rows served by the rules only
 		serves float64
 	}{
 		{"endpoints", map[string]uint32{"endpoints": 4}, 1, 1},
@@ -175,18 +177,18 @@ func TestMapsAreFull(t *testing.T) {
 			if tt.serves == 1 {
 				h.warm(proxy.TCP, web)
 			} else {
-				h.wantRules("there is no room for frontends", web)
+				h.wantRules("the map of frontends is full", web)
 			}
 			s := h.socket(h.client, proxy.UDP, dns)
 			if s.ask(netip.AddrPort{}); s.translated() {
-				t.Error("a row was translated that has no room")
+				t.Error("a connection to a row without room was translated at the socket")
 			}
 			for name, want := range map[string]float64{"ebpf_rows_left": tt.left, "ebpf_sockets_served": tt.serves} {
 				if got := proxytest.Values(t.Context(), h.d, name)[""]; got != want {
 					t.Errorf("%s is %v; want %v", name, got, want)
 				}
 			}
-			// There is room again once it is smaller, at the latest with a Sync.
+			// A Sync finds that there is room again.
 			if err := h.sync(row("small", proxy.TCP, web, pods[0])); err != nil {
 				t.Fatal(err)
 			}
@@ -195,21 +197,21 @@ func TestMapsAreFull(t *testing.T) {
 	}
 }
 
-// TestNoRoomForSockets: the rules serve sockets that cannot be remembered.
+// TestNoRoomForSockets checks that the rules serve sockets if their table is full.
 func TestNoRoomForSockets(t *testing.T) {
 	h := newHost(t)
 	h.start(map[string]uint32{"tcp_sockets": 1})
 	h.serve(row("dns", proxy.UDP, dns, pods...), row("web", proxy.TCP, web, pods...))
-	h.wantRules("there is no room", web)
+	h.wantRules("the table of sockets is full", web)
 }
 
-// TestClosedSocketsAreForgotten, so that there is always room for others.
+// TestClosedSocketsAreForgotten checks that closed sockets take no room in the tables.
 func TestClosedSocketsAreForgotten(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...))
 	count := func() int {
-		n, err := ebpf.Connected(h.EBPF.BPFRoot)
+		n, err := ebpf.CountConnected(h.EBPF.BPFRoot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,41 +221,42 @@ func TestClosedSocketsAreForgotten(t *testing.T) {
 		h.connects(web)
 	}
 	if n := count(); n != 0 {
-		t.Errorf("%d closed sockets are remembered", n)
+		t.Errorf("%d closed sockets are in the tables", n)
 	}
 	var open []*socket
 	for range 10 {
 		open = append(open, h.socket(h.client, proxy.TCP, web), h.socket(h.client, proxy.UDP, dns))
 	}
 	if n := count(); n != len(open) {
-		t.Errorf("%d sockets are remembered; want %d", n, len(open))
+		t.Errorf("%d sockets are in the tables; want %d", n, len(open))
 	}
 	for _, s := range open {
 		s.close()
 	}
 	if n := count(); n != 0 {
-		t.Errorf("%d sockets are remembered after all were closed", n)
+		t.Errorf("%d sockets are in the tables after all were closed", n)
 	}
 }
 
-// TestRowGrowsOutOfTheMap by a step: the rules have it then, with the new endpoints.
+// TestRowGrowsOutOfTheMap checks that the rules serve a row, with its new endpoints, when it
+// no longer fits.
 func TestRowGrowsOutOfTheMap(t *testing.T) {
 	h := newHost(t)
 	h.start(map[string]uint32{"endpoints": 2})
 	h.serve(row("web", proxy.TCP, web, pods[0]), row("dns", proxy.UDP, dns))
 	h.change(row("web", proxy.TCP, web, pods...))
-	h.wantRules("there is no room", web)
+	h.wantRules("the map of endpoints is full", web)
 	seen := map[netip.AddrPort]bool{}
 	h.eventually("all endpoints answer", func() bool { by, _ := h.connects(web); seen[by] = true; return len(seen) == len(pods) })
 	h.change(row("dns", proxy.UDP, dns, pods[0]))
 	s := h.socket(h.client, proxy.UDP, dns)
 	if s.ask(netip.AddrPort{}); !s.translated() {
-		t.Error("what was left keeps others out")
+		t.Error("a row that does not fit takes room")
 	}
 }
 
-// TestSidecar: a namespace with rules of its own for what it sends is left alone, from
-// the moment that it has them.
+// TestSidecar checks that the sockets of a namespace with its own rules for outgoing packets
+// are left alone as soon as there are such rules.
 func TestSidecar(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -278,8 +281,8 @@ func TestSidecar(t *testing.T) {
 	h.warm(proxy.TCP, web)
 }
 
-// TestOtherOptionsOfASocket change its way: it is left alone.
-func TestOtherOptionsOfASocket(t *testing.T) {
+// TestSocketOptions checks that sockets with options that affect routing are left alone.
+func TestSocketOptions(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...))
@@ -297,8 +300,8 @@ func TestOtherOptionsOfASocket(t *testing.T) {
 	}
 }
 
-// TestChangesWhileConnecting: no connection gets to an endpoint of another Service,
-// or to one that has long gone.
+// TestChangesWhileConnecting checks that no connection reaches an endpoint of another Service
+// while rows change.
 func TestChangesWhileConnecting(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -325,13 +328,13 @@ func TestChangesWhileConnecting(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if t.Logf("%d connections, %d at the socket", n, atSockets); atSockets < n/2 {
-		t.Error("most were left to the rules")
+	if t.Logf("%d connections, %d translated at the socket", n, atSockets); atSockets < n/2 {
+		t.Error("most were translated by the rules")
 	}
 }
 
-// TestBadPlaces are named, with what to do.
-func TestBadPlaces(t *testing.T) {
+// TestInvalidPaths checks the errors about paths, and the fallback to mode nftables.
+func TestInvalidPaths(t *testing.T) {
 	lab.Require(t)
 	root := bpffs(t)
 	cgroups, err := traffic.NewCgroups()
@@ -360,10 +363,10 @@ func TestBadPlaces(t *testing.T) {
 		at   mode.EBPF
 		want string
 	}{
-		{"no such cgroup", mode.EBPF{CgroupRoot: "/nowhere", BPFRoot: root}, "/nowhere is no cgroup2 (--cgroup-root)"},
-		{"not a cgroup", mode.EBPF{CgroupRoot: "/proc", BPFRoot: root}, "/proc is no cgroup2 (--cgroup-root)"},
-		{"no BPF file system", mode.EBPF{CgroupRoot: cgroup, BPFRoot: "/proc/x"}, "/proc/x is in no BPF file system (--bpf-root): mount -t bpf bpf /sys/fs/bpf"},
-		{"another version", mode.EBPF{CgroupRoot: cgroup, BPFRoot: old}, "are of another version: sluice --cleanup removes them"},
+		{"no such cgroup", mode.EBPF{CgroupRoot: "/nowhere", BPFRoot: root}, "/nowhere is not in a cgroup2 file system: set --cgroup-root"},
+		{"not a cgroup", mode.EBPF{CgroupRoot: "/proc", BPFRoot: root}, "/proc is not in a cgroup2 file system: set --cgroup-root"},
+		{"no BPF file system", mode.EBPF{CgroupRoot: cgroup, BPFRoot: "/proc/x"}, "/proc/x is not in a BPF file system: run mount -t bpf bpf /sys/fs/bpf, or set --bpf-root"},
+		{"another version", mode.EBPF{CgroupRoot: cgroup, BPFRoot: old}, "are of another version; remove them with sluice --cleanup"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := mode.Settings{MasqueradeBit: 14, EBPF: tt.at}
@@ -373,10 +376,10 @@ func TestBadPlaces(t *testing.T) {
 			s.EBPF.Fallback = true
 			d, err := ebpf.Mode().Open(t.Context(), s)
 			if err != nil {
-				t.Fatalf("no fallback: %v", err)
+				t.Fatalf("open with a fallback: %v", err)
 			}
 			if _, own := d.(*ebpf.Dataplane); own {
-				t.Error("the fallback is the mode itself")
+				t.Error("mode ebpf was opened")
 			}
 			if err := d.Close(); err != nil {
 				t.Error(err)
@@ -385,8 +388,8 @@ func TestBadPlaces(t *testing.T) {
 	}
 }
 
-// TestCgroupIsFound among mounts, unless it is that of a container.
-func TestCgroupIsFound(t *testing.T) {
+// TestFindCgroup checks how the cgroup of the host is found in mountinfo.
+func TestFindCgroup(t *testing.T) {
 	cgroups, err := traffic.NewCgroups()
 	if err != nil {
 		t.Fatal(err)
@@ -400,9 +403,9 @@ func TestCgroupIsFound(t *testing.T) {
 	const line = "30 25 0:26 %s %s rw,nosuid shared:9 - %s cgroup rw\n"
 	for _, tt := range []struct{ name, mounts, want, wrong string }{
 		{"the host's", fmt.Sprintf(line, "/", "/proc", "proc") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
-		{"a part of it is no root", fmt.Sprintf(line, "/kubepods", child, "cgroup2") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
-		{"a container's", fmt.Sprintf(line, "/", child, "cgroup2"), "", child + " has the cgroups of this container alone: mount the host's and name it (--cgroup-root)"},
-		{"none", fmt.Sprintf(line, "/", "/sys/fs/cgroup/cpu", "cgroup"), "", "no cgroup2 is mounted here (--cgroup-root)"},
+		{"a mount of a part is skipped", fmt.Sprintf(line, "/kubepods", child, "cgroup2") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
+		{"a container's", fmt.Sprintf(line, "/", child, "cgroup2"), "", "cgroup2 at " + child + " has only the cgroups of this container: mount that of the host, and set --cgroup-root to it"},
+		{"none", fmt.Sprintf(line, "/", "/sys/fs/cgroup/cpu", "cgroup"), "", "no cgroup2 is mounted: mount it, or set --cgroup-root"},
 	} {
 		got, err := ebpf.FindCgroup(tt.mounts, bpffs(t))
 		if got != tt.want || (err != nil) != (tt.wrong != "") || err != nil && err.Error() != tt.wrong {
@@ -411,7 +414,8 @@ func TestCgroupIsFound(t *testing.T) {
 	}
 }
 
-// TestForeignProgram tolerates no other: nothing is half attached, the rules serve.
+// TestForeignProgram checks that nothing is attached if another program is attached
+// exclusively, and that the rules serve then.
 func TestForeignProgram(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -433,14 +437,14 @@ func TestForeignProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = h.sync(row("web", proxy.TCP, web, pods...))
-	want := "the rules serve alone: attach connect4 to cgroup " + h.EBPF.CgroupRoot + ", where a program of somebody else may tolerate no other: "
+	want := "sockets are not translated, the nftables rules serve all connections: attach connect4 to cgroup " + h.EBPF.CgroupRoot + ", where another program may be attached exclusively: "
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v; want %q", err, want)
 	}
-	h.wantRules("a foreign program is there", web)
+	h.wantRules("a foreign program is attached", web)
 	left, err := os.ReadDir(h.EBPF.BPFRoot)
 	if err != nil || len(left) != 1 || left[0].Name() != ebpf.Format {
-		t.Errorf("there are %v, %v; want maps only", left, err)
+		t.Errorf("pinned: %v, error %v; want maps only", left, err)
 	}
 	detach := link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}
 	if err := link.RawDetachProgram(detach); err != nil {
@@ -449,25 +453,25 @@ func TestForeignProgram(t *testing.T) {
 	h.serve(row("web", proxy.TCP, web, pods...))
 }
 
-// TestCleanup removes all of it, unless it is open.
+// TestCleanup checks that everything is removed, unless the mode is open.
 func TestCleanup(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...))
 	if removed, err := ebpf.Cleanup(t.Context(), h.Settings, h.d); err != nil || len(removed) > 0 {
-		t.Errorf("of an open one it removed %v, %v", removed, err)
+		t.Errorf("while the mode is open: removed %v, error %v; want nothing", removed, err)
 	}
 	c := h.socket(h.client, proxy.TCP, web)
 	removed, err := ebpf.Cleanup(t.Context(), h.Settings, nil)
 	if err != nil || len(removed) != 1 {
-		t.Errorf("removed %v, %v; want all", removed, err)
+		t.Errorf("removed %v, error %v; want everything", removed, err)
 	}
 	if _, err := os.Stat(h.EBPF.BPFRoot); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the folder is still there: %v", err)
+		t.Errorf("the directory still exists: %v", err)
 	}
 	c.receive()
-	h.wantRules("all is removed", web)
+	h.wantRules("everything is removed", web)
 	if removed, err := ebpf.Cleanup(t.Context(), h.Settings, nil); err != nil || len(removed) > 0 {
-		t.Errorf("twice: removed %v, %v", removed, err)
+		t.Errorf("second call: removed %v, error %v; want nothing", removed, err)
 	}
 }

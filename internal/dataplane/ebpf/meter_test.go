@@ -24,14 +24,14 @@ import (
 // meters are the programs that count bytes.
 var meters = []string{"ends", "received", "sent"}
 
-// attachedMeters returns those of them that are attached.
+// attachedMeters returns which of them are attached.
 func (h *host) attachedMeters() []string {
 	h.Helper()
 	return slices.DeleteFunc(h.pinned(), func(name string) bool { return !slices.Contains(meters, name) })
 }
 
-// places returns how many TCP sockets have a place in their table.
-func (h *host) places() (n int) {
+// tcpEntries returns how many TCP sockets are in their table.
+func (h *host) tcpEntries() (n int) {
 	h.Helper()
 	var key uint32
 	var set []byte
@@ -49,13 +49,13 @@ func (h *host) places() (n int) {
 	return n
 }
 
-// carried returns what was counted at a frontend.
-func (h *host) carried(at netip.AddrPort) (n proxy.Traffic) {
+// bytesOf returns the bytes that were counted for a frontend, in both directions.
+func (h *host) bytesOf(at netip.AddrPort) (n [2]uint64) {
 	h.Helper()
 	err := h.d.Traffic(h.Context(), func(s proxy.Sample) {
 		if s.Frontend == at && s.Endpoint.IsValid() {
-			n.Bytes[0] += s.Bytes[0]
-			n.Bytes[1] += s.Bytes[1]
+			n[0] += s.Bytes[0]
+			n[1] += s.Bytes[1]
 		}
 	})
 	if err != nil {
@@ -64,10 +64,10 @@ func (h *host) carried(at netip.AddrPort) (n proxy.Traffic) {
 	return n
 }
 
-// raw is a Service whose server is the test's.
+// rawAt and rawPod are a Service whose server is run by the test itself, and its endpoint.
 var rawAt, rawPod = netip.MustParseAddrPort("172.30.0.3:81"), netip.MustParseAddrPort("10.0.0.14:81")
 
-// listen accepts connections to the endpoint of rawAt.
+// listen listens on the endpoint of rawAt.
 func (h *host) listen() net.Listener {
 	h.Helper()
 	var ln net.Listener
@@ -82,7 +82,7 @@ func (h *host) listen() net.Listener {
 	return ln
 }
 
-// send sends bytes, all of which the server reads.
+// send sends bytes, and reads them all at the server.
 func (h *host) send(s *socket, server net.Conn, bytes int) {
 	h.Helper()
 	if _, err := unix.Write(s.fd, make([]byte, bytes)); err != nil {
@@ -93,7 +93,7 @@ func (h *host) send(s *socket, server net.Conn, bytes int) {
 	}
 }
 
-// dial connects a client to the test's server.
+// dial connects the client to rawAt, and returns both ends of the connection.
 func (h *host) dial(ln net.Listener) (*socket, *net.TCPConn) {
 	h.Helper()
 	s := h.socket(h.client, proxy.TCP, rawAt)
@@ -108,8 +108,8 @@ func (h *host) dial(ln net.Listener) (*socket, *net.TCPConn) {
 	return s, c.(*net.TCPConn)
 }
 
-// TestMetersAreOptional: without word that bytes are to be counted, no program sees a
-// packet or the end of a socket, even where a former daemon had them do that.
+// TestMetersAreOptional checks that programs that count bytes are attached only if the
+// settings ask for it, even if a former daemon had attached them.
 func TestMetersAreOptional(t *testing.T) {
 	h := newHost(t)
 	ln := h.listen()
@@ -124,14 +124,14 @@ func TestMetersAreOptional(t *testing.T) {
 			want = meters
 		}
 		if got := h.attachedMeters(); !slices.Equal(got, want) {
-			t.Errorf("bytes are to be counted: %t; attached are %v, want %v", counts, got, want)
+			t.Errorf("CountBytes %t: attached are %v; want %v", counts, got, want)
 		}
-		before := h.carried(rawAt).Bytes[0]
+		before := h.bytesOf(rawAt)[0]
 		s, server := h.dial(ln)
 		open = append(open, s)
 		h.send(s, server, 1_000)
-		if n := h.carried(rawAt).Bytes[0] - before; (n == 1_000) != counts || (n == 0) == counts {
-			t.Errorf("bytes are to be counted: %t; %d were", counts, n)
+		if n := h.bytesOf(rawAt)[0] - before; (n == 1_000) != counts || (n == 0) == counts {
+			t.Errorf("CountBytes %t: %d of 1000 bytes were counted", counts, n)
 		}
 		h.stop()
 	}
@@ -141,12 +141,13 @@ func TestMetersAreOptional(t *testing.T) {
 	for _, s := range open {
 		s.close()
 	}
-	if n := h.places(); n != 0 {
-		t.Errorf("%d closed sockets have a place", n)
+	if n := h.tcpEntries(); n != 0 {
+		t.Errorf("%d closed sockets are in the table", n)
 	}
 }
 
-// TestEndedSocketsAreForgotten, in whatever order they end and are closed.
+// TestEndedSocketsAreForgotten checks that sockets are removed from the table, and counted,
+// in whatever order they end and are closed.
 func TestEndedSocketsAreForgotten(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -171,26 +172,26 @@ func TestEndedSocketsAreForgotten(t *testing.T) {
 			end(s, server)
 		}
 	}
-	h.eventually("places are given back", func() bool { return h.places() == 0 })
+	h.eventually("the table is empty", func() bool { return h.tcpEntries() == 0 })
 	s, server := h.dial(ln)
 	_ = server.SetLinger(0)
 	server.Close()
 	_, _ = unix.Read(s.fd, make([]byte, 1))
-	if n := h.places(); n != 1 {
-		t.Errorf("%d sockets have a place; want that which has ended but is not closed", n)
+	if n := h.tcpEntries(); n != 1 {
+		t.Errorf("%d sockets are in the table; want the one that has ended but is not closed", n)
 	}
-	if s.close(); h.places() != 0 {
-		t.Error("it has a place when it is closed")
+	if s.close(); h.tcpEntries() != 0 {
+		t.Error("a socket that has ended and is closed is in the table")
 	}
-	h.eventually("all is counted", func() bool { return h.carried(rawAt).Bytes[0] == want })
-	if got := h.carried(rawAt).Bytes[0]; got != want {
+	h.eventually("all bytes are counted", func() bool { return h.bytesOf(rawAt)[0] == want })
+	if got := h.bytesOf(rawAt)[0]; got != want {
 		t.Errorf("%d bytes; want %d", got, want)
 	}
 }
 
-// TestEndIsNotTold: a socket that was closed while bytes were counted, and ends when
-// they are not, is found to be gone.
-func TestEndIsNotTold(t *testing.T) {
+// TestEndIsMissed checks that a socket is removed from the table that was closed while bytes
+// were counted, and ends when they no longer are.
+func TestEndIsMissed(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
 	h.start(nil)
@@ -205,12 +206,12 @@ func TestEndIsNotTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.close()
-	h.carried(rawAt)
-	if n := h.places(); n != 1 {
-		t.Fatalf("%d sockets have a place; want the one that still carries something", n)
+	h.bytesOf(rawAt)
+	if n := h.tcpEntries(); n != 1 {
+		t.Fatalf("%d sockets are in the table; want the one with data in flight", n)
 	}
-	if n, err := ebpf.Connected(h.EBPF.BPFRoot); err != nil || n != 0 {
-		t.Errorf("%d sockets are open, %v; want none", n, err)
+	if n, err := ebpf.CountConnected(h.EBPF.BPFRoot); err != nil || n != 0 {
+		t.Errorf("%d sockets are connected, error %v; want none", n, err)
 	}
 	h.stop()
 	h.CountBytes = false
@@ -220,10 +221,10 @@ func TestEndIsNotTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Close()
-	h.eventually("the place is given back", func() bool { h.carried(rawAt); return h.places() == 0 })
+	h.eventually("the table is empty", func() bool { h.bytesOf(rawAt); return h.tcpEntries() == 0 })
 }
 
-// foreign attaches another program that hears of sockets, beside others or alone.
+// foreign attaches another sockops program, exclusively if alone is set.
 func (h *host) foreign(instructions asm.Instructions, alone bool) (detach func()) {
 	h.Helper()
 	p, err := cilium.NewProgram(&cilium.ProgramSpec{
@@ -257,8 +258,8 @@ func (h *host) foreign(instructions asm.Instructions, alone bool) (detach func()
 	}
 }
 
-// TestForeignMeter tolerates no other: sockets are translated all the same, and
-// counted once it is gone.
+// TestForeignMeter checks that sockets are translated even if a foreign sockops program is
+// attached exclusively, and that bytes are counted once it is detached.
 func TestForeignMeter(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -276,7 +277,8 @@ func TestForeignMeter(t *testing.T) {
 	}
 }
 
-// TestMeterIsDetached by another process: the next sync has it count again.
+// TestMeterIsDetached checks that a sync attaches a meter again that another process has
+// detached.
 func TestMeterIsDetached(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -294,13 +296,13 @@ func TestMeterIsDetached(t *testing.T) {
 	h.serve(rows...)
 	s, server := h.dial(ln)
 	h.send(s, server, 1_000)
-	if n := h.carried(rawAt).Bytes[0]; n != 1_000 {
+	if n := h.bytesOf(rawAt)[0]; n != 1_000 {
 		t.Errorf("%d bytes; want 1000", n)
 	}
 }
 
-// TestForeignFlags: another program has nobody hear of the ends of sockets. What they
-// carried is counted when they are closed.
+// TestForeignFlags checks that bytes are counted when a socket is closed if another program
+// has cleared the flag by which programs learn about its end.
 func TestForeignFlags(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -309,44 +311,45 @@ func TestForeignFlags(t *testing.T) {
 	h.serve(row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod))
 	const activeEstablished = 4 // BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB
 	defer h.foreign(asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its operation
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // ctx->op
 		asm.JNE.Imm(asm.R2, activeEstablished, "out"),
 		asm.LoadImm(asm.R2, 0, asm.DWord),
 		asm.FnSockOpsCbFlagsSet.Call(),
 	}, false)()
-	before := h.carried(rawAt).Bytes[0]
+	before := h.bytesOf(rawAt)[0]
 	s, server := h.dial(ln)
 	h.send(s, server, 12_345)
 	s.close()
-	if got := h.carried(rawAt).Bytes[0] - before; got != 12_345 {
+	if got := h.bytesOf(rawAt)[0] - before; got != 12_345 {
 		t.Errorf("%d bytes; want 12345", got)
 	}
-	if n := h.places(); n != 0 {
-		t.Errorf("%d closed sockets have a place", n)
+	if n := h.tcpEntries(); n != 0 {
+		t.Errorf("%d closed sockets are in the table", n)
 	}
 }
 
-// TestAccount: what is told never shrinks, whatever the kernel forgets.
-func TestAccount(t *testing.T) {
+// TestTrafficTotal checks that totals never shrink, whatever the kernel no longer has.
+func TestTrafficTotal(t *testing.T) {
 	const full = 1 << 32
 	type count struct{ ended, live, want uint64 }
 	for name, steps := range map[string][]count{
-		"grows":                      {{0, 10, 10}, {10, 5, 15}, {15, 0, 15}},
-		"a socket ends meanwhile":    {{0, 10, 10}, {0, 0, 10}, {12, 0, 12}},
-		"an entry is given away":     {{100, 10, 110}, {0, 10, 110}, {3, 10, 113}, {5, 11, 116}},
-		"packets pass 32 bits":       {{7, full - 10, full - 3}, {7, 5, full - 3}, {7, 6, full + 13}, {13, 0, full + 13}},
-		"a large one ends meanwhile": {{0, full - 10, full - 10}, {0, 0, full - 10}, {full - 5, 0, full - 5}},
+		"grows":                              {{0, 10, 10}, {10, 5, 15}, {15, 0, 15}},
+		"a socket ends between the reads":    {{0, 10, 10}, {0, 0, 10}, {12, 0, 12}},
+		"an entry is evicted":                {{100, 10, 110}, {0, 10, 110}, {3, 10, 113}, {5, 11, 116}},
+		"packets overflow 32 bits":           {{7, full - 10, full - 3}, {7, 5, full - 3}, {7, 6, full + 13}, {13, 0, full + 13}},
+		"a large one ends between the reads": {{0, full - 10, full - 10}, {0, 0, full - 10}, {full - 5, 0, full - 5}},
 	} {
-		var a ebpf.Account
+		var total ebpf.TrafficTotal
 		for i, s := range steps {
-			if got := a.Settle([5]uint64{4: s.ended}, [5]uint64{4: s.live}); got[4] != s.want {
+			if got := total.Update([5]uint64{4: s.ended}, [5]uint64{4: s.live}); got[4] != s.want {
 				t.Errorf("%s, step %d: %d; want %d", name, i, got[4], s.want)
 			}
 		}
 	}
 }
 
-// TestCutDatagramsAreNotCounted: they never left the socket.
+// TestCutDatagramsAreNotCounted checks that datagrams that are dropped are not counted as
+// sent.
 func TestCutDatagramsAreNotCounted(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -354,24 +357,24 @@ func TestCutDatagramsAreNotCounted(t *testing.T) {
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	s := h.socket(h.client, proxy.UDP, dns)
 	s.ask(netip.AddrPort{})
-	if n := h.carried(dns).Bytes; n[0] != 1 || n[1] == 0 {
-		t.Errorf("%v bytes; want one there, and its answer", n)
+	if n := h.bytesOf(dns); n[0] != 1 || n[1] == 0 {
+		t.Errorf("%v bytes; want 1 sent, and a reply", n)
 	}
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("the socket is told", func() bool { return h.d.Cuts() })
-	before := h.carried(dns).Bytes[0]
+	h.eventually("the socket is cut", func() bool { return h.d.Cutting() })
+	before := h.bytesOf(dns)[0]
 	for range 5 {
 		if _, err := unix.Write(s.fd, []byte("?")); err != unix.EPERM {
-			t.Errorf("a datagram to an endpoint that is gone: %v", err)
+			t.Errorf("a datagram to an endpoint that is gone: %v; want EPERM", err)
 		}
 	}
-	if n := h.carried(dns).Bytes[0]; n != before {
-		t.Errorf("%d bytes were counted that were cut", n-before)
+	if n := h.bytesOf(dns)[0]; n != before {
+		t.Errorf("%d dropped bytes were counted", n-before)
 	}
 	s.connect(dns)
-	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+	h.eventually("nothing is cut", func() bool { return !h.d.Cutting() })
 	s.ask(netip.AddrPort{})
-	if n := h.carried(dns).Bytes[0]; n != before+1 {
+	if n := h.bytesOf(dns)[0]; n != before+1 {
 		t.Errorf("%d bytes; want %d", n, before+1)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode is the ebpf mode.
+// Mode returns mode ebpf.
 func Mode() mode.Mode {
 	base := nftables.Mode()
 	return mode.Mode{
@@ -22,41 +22,43 @@ func Mode() mode.Mode {
 	}
 }
 
-// placesOf returns where the mode meets the host.
-func placesOf(s mode.Settings) (places, error) {
+// findPaths returns the paths of the settings, checked, with the cgroup of the host if the
+// settings have none.
+func findPaths(s mode.Settings) (paths, error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return places{}, fmt.Errorf("read mounts: %w", err)
+		return paths{}, fmt.Errorf("read mounts: %w", err)
 	}
-	return places{s.EBPF.CgroupRoot, s.EBPF.BPFRoot}.find(string(mounts))
+	return paths{s.EBPF.CgroupRoot, s.EBPF.BPFRoot}.resolve(string(mounts))
 }
 
-// Probe returns the families that the kernel can do. It loads the programs, and
-// lets them go. It asks for a cookie first, as Open does: a kernel that has none (before
-// 5.14) may refuse maps for their locked memory, as if privileges were missing.
+// Probe returns the families that the kernel supports. It loads the programs and unloads
+// them again. Before that it reads the cookie of the network namespace, as Open does: a
+// kernel that has none (before 5.14) may refuse maps because of the limit on locked memory,
+// with the error of missing privileges.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-	can, err := rules(s, func() nftables.Untracked { return nftables.Untracked{Within: s.EBPF.Untracked, Begun: true} }).Probe(ctx, s)
+	families, err := overlay(s, func() nftables.Untracked { return nftables.Untracked{Within: s.EBPF.Untracked, Begun: true} }).Probe(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	_, err = placesOf(s)
+	_, err = findPaths(s)
 	if err == nil {
-		_, err = ownCookie()
+		_, err = netnsCookie()
 	}
 	if err == nil {
 		var k *kernel
-		if k, err = load(places{}, nil); err == nil {
+		if k, err = load(paths{}, nil); err == nil {
 			err = k.close()
 		}
 	}
 	if err != nil && !s.EBPF.Fallback {
 		return nil, err
 	}
-	return can, nil
+	return families, nil
 }
 
-// openOrFallBack returns the rules alone where the mode cannot be had, if that was
-// asked for.
+// openOrFallBack opens the mode. If that fails and the settings allow it, it opens mode
+// nftables instead.
 func openOrFallBack(ctx context.Context, s mode.Settings) (proxy.Dataplane, error) {
 	d, err := Open(ctx, s)
 	switch {
@@ -65,6 +67,6 @@ func openOrFallBack(ctx context.Context, s mode.Settings) (proxy.Dataplane, erro
 	case !s.EBPF.Fallback:
 		return nil, err
 	}
-	klog.FromContext(ctx).Error(err, "Mode ebpf cannot be had here, the rules of mode nftables serve alone")
+	klog.FromContext(ctx).Error(err, "Mode ebpf is not available, falling back to mode nftables")
 	return nftables.Mode().Open(ctx, s)
 }

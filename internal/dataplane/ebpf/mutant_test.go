@@ -16,39 +16,40 @@ import (
 	"sluice/internal/proxy"
 )
 
-// mutants are wrong rules, by what they do to the maps, and groups of the packet table
-// that must find them.
+// mutants are faults, made by changing the maps, with the groups of the packet table that
+// must detect them.
 var mutants = map[string]struct {
 	groups string
-	spoil  func(*ebpf.Dataplane) error
+	mutate func(*ebpf.Dataplane) error
 }{
-	"masquerading does not matter": {"table-cluster-cidr-IPv4-TCP", rewrite("services", func(k, v []byte) bool {
+	"masquerading is ignored": {"table-cluster-cidr-IPv4-TCP", rewrite("services", func(k, v []byte) bool {
 		v[12], v[13], v[14] = v[12]|1, v[13]|1, v[14]|1
-		binary.NativeEndian.PutUint32(v[16:], ebpf.CheckSum(k, v[:16]))
+		binary.NativeEndian.PutUint32(v[16:], ebpf.Checksum(k, v[:16]))
 		return true
 	})},
-	"every pod is ours": {"table-none-IPv4-TCP|mx-nodetect", rewrite("spaces", func(k, v []byte) bool {
+	"every pod is a local pod": {"table-none-IPv4-TCP|mx-nodetect", rewrite("spaces", func(k, v []byte) bool {
 		binary.NativeEndian.PutUint32(v[32:], uint32(proxy.OurPod))
-		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+		binary.NativeEndian.PutUint32(v[36:], ebpf.Checksum(k, v[:36]))
 		return true
 	})},
-	"an endpoint is a client like others": {"hairpin", rewrite("spaces", func(k, v []byte) bool {
-		v[31] = 0xff // of its address
-		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+	"a client does not recognise itself as the endpoint": {"hairpin", rewrite("spaces", func(k, v []byte) bool {
+		v[31] = 0xff // the last byte of its source address
+		binary.NativeEndian.PutUint32(v[36:], ebpf.Checksum(k, v[:36]))
 		return true
 	})},
-	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", rewrite("services", func(k, _ []byte) bool {
+	"NodePorts take precedence over other frontends of the node's address": {"np-exact|np-shared|conflict", rewrite("services", func(k, _ []byte) bool {
 		return string(k[12:16]) != "\xc0\xa8\x00\x02" // 192.168.0.2
 	})},
-	"NodePorts are on all addresses":        {"np", rewrite("node_addrs", func(_, v []byte) bool { v[0] |= 1; return true })},
-	"addresses of the node are like others": {"vip", rewrite("node_addrs", func(_, v []byte) bool { return v[0]&1 != 0 })},
-	"what was found holds for ever":         {"table-cluster-cidr", (*ebpf.Dataplane).Freeze},
+	"NodePorts are on all addresses":           {"np", rewrite("node_addrs", func(_, v []byte) bool { v[0] |= 1; return true })},
+	"addresses of the node are not recognised": {"vip", rewrite("node_addrs", func(_, v []byte) bool { return v[0]&1 != 0 })},
+	"the cache is never invalidated":           {"table-cluster-cidr", (*ebpf.Dataplane).FreezeGeneration},
 }
 
-// rewrite changes the values of a map, and deletes what is not kept.
+// rewrite returns a fault that changes the values of a map, and deletes entries for which
+// keep returns false.
 func rewrite(name string, keep func(k, v []byte) bool) func(*ebpf.Dataplane) error {
 	return func(d *ebpf.Dataplane) error {
-		return d.Change(func() error { return rewriteMap(d.Map(name), keep) })
+		return d.WriteMaps(func() error { return rewriteMap(d.Map(name), keep) })
 	}
 }
 
@@ -78,31 +79,31 @@ func rewriteMap(m *cilium.Map, keep func(k, v []byte) bool) error {
 	}
 }
 
-// spoilt is a dataplane with a wrong rule.
-type spoilt struct {
+// mutatedDataplane is a dataplane with a fault.
+type mutatedDataplane struct {
 	*ebpf.Dataplane
-	spoil func(*ebpf.Dataplane) error
+	mutate func(*ebpf.Dataplane) error
 }
 
-func (s *spoilt) Run(ctx context.Context) error {
+func (m *mutatedDataplane) Run(ctx context.Context) error {
 	ended := make(chan error, 1)
-	go func() { ended <- s.Dataplane.Run(ctx) }()
+	go func() { ended <- m.Dataplane.Run(ctx) }()
 	for {
 		select {
 		case err := <-ended:
 			return err
 		case <-time.After(time.Millisecond):
-			if err := s.spoil(s.Dataplane); err != nil {
+			if err := m.mutate(m.Dataplane); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// mutant is the environment's variable that names the wrong rule.
+// mutant is the environment variable that selects a mutant.
 const mutant = "EBPF_MUTANT"
 
-// TestMutants: the packet table finds every wrong rule.
+// TestMutants checks that the packet table detects every mutant.
 func TestMutants(t *testing.T) {
 	if os.Getenv(mutant) != "" {
 		return
@@ -114,7 +115,7 @@ func TestMutants(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			n := strings.Count(string(out), "--- FAIL: TestConformance/")
 			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || n == 0 {
-				t.Errorf("nothing fails: %v\n%s", err, out)
+				t.Errorf("no case fails: %v\n%s", err, out)
 			}
 			t.Logf("%d failures", n)
 		})

@@ -15,8 +15,8 @@ import (
 	"sluice/internal/dataplane/mode"
 )
 
-// TestProbe: a kernel from 6.2 on can do it; an older one says what it lacks in one
-// line, and serves by the rules if that was asked for.
+// TestProbe checks that Linux 6.2 and later support the mode, and that for older kernels the
+// error says in one line what is needed, and the fallback works.
 func TestProbe(t *testing.T) {
 	lab.Require(t)
 	cgroups, err := traffic.NewCgroups()
@@ -33,28 +33,28 @@ func TestProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := unix.ByteSliceToString(name.Release[:])
-	able := version.MustParseGeneric(release).AtLeast(version.MustParseGeneric("6.2"))
+	supported := version.MustParseGeneric(release).AtLeast(version.MustParseGeneric("6.2"))
 	can, err := ebpf.Probe(t.Context(), s)
 	t.Logf("Linux %s: %v, %v", release, can, err)
 	switch {
-	case able && (err != nil || len(can) != 2):
-		t.Errorf("families %v, %v; want both", can, err)
-	case !able && (err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "the kernel lacks what mode ebpf needs (Linux 6.2 with BTF, CONFIG_CGROUP_BPF): ")):
+	case supported && (err != nil || len(can) != 2):
+		t.Errorf("families %v, error %v; want both", can, err)
+	case !supported && (err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "the kernel lacks what mode ebpf needs (Linux 6.2 with BTF, CONFIG_CGROUP_BPF): ")):
 		t.Errorf("error %v; want one line that says what is needed", err)
 	}
 	s.EBPF.Fallback = true
 	if can, err := ebpf.Mode().Probe(t.Context(), s); err != nil || len(can) != 2 {
-		t.Errorf("with a fallback: families %v, %v; want both", can, err)
+		t.Errorf("with a fallback: families %v, error %v; want both", can, err)
 	}
 	d, err := ebpf.Mode().Open(t.Context(), s)
 	if err != nil {
 		t.Fatalf("open with a fallback: %v", err)
 	}
 	defer d.Close()
-	if _, own := d.(*ebpf.Dataplane); own != able {
-		t.Errorf("the mode itself was opened: %t", own)
+	if _, own := d.(*ebpf.Dataplane); own != supported {
+		t.Errorf("mode ebpf was opened: %t", own)
 	}
-	if _, err := os.Stat(s.EBPF.BPFRoot); (err == nil) != able {
-		t.Errorf("maps are kept: %t", err == nil)
+	if _, err := os.Stat(s.EBPF.BPFRoot); (err == nil) != supported {
+		t.Errorf("the directory of maps exists: %t", err == nil)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRenderDiff tells what maps and rules lack, before the daemon runs, while it
-// does, and when an entry is lost.
+// TestRenderDiff checks the difference before the daemon runs, while it runs, and when an
+// entry is missing.
 func TestRenderDiff(t *testing.T) {
 	h := newHost(t)
 	diff := func() (string, int) {

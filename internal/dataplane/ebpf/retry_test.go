@@ -14,15 +14,15 @@ import (
 	"sluice/internal/proxy"
 )
 
-// beside does something until the test ends, which waits for it.
-func (h *host) beside(do func(context.Context) error) {
+// inBackground runs a function until the test ends, and reports its error.
+func (h *host) inBackground(do func(context.Context) error) {
 	ctx, stop := context.WithCancel(h.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- do(ctx) }()
 	h.cleanup(func() error { stop(); return <-ended })
 }
 
-// open opens the dataplane, which does nothing by itself.
+// open opens the dataplane without running it.
 func (h *host) open() {
 	h.Helper()
 	err := h.lab.Node().Do(func() (err error) {
@@ -35,45 +35,45 @@ func (h *host) open() {
 	h.cleanup(h.d.Close)
 }
 
-// TestCutIsTriedAgain which could not be begun.
-func TestCutIsTriedAgain(t *testing.T) {
+// TestCutIsRetried checks that sockets are cut even if that failed at first.
+func TestCutIsRetried(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	s := h.socket(h.client, proxy.UDP, dns)
 	if !s.translated() {
-		t.Fatal("the rules translated")
+		t.Fatal("the socket was translated by the rules")
 	}
-	find, err := h.d.LoseMap("settings")
+	repair, err := h.d.BreakMap("settings")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("it is looked what to cut", func() bool { return !h.d.Looks() })
-	for range 20 { // so that it has failed for who looked
+	h.eventually("Run has looked for sockets to cut", func() bool { return !h.d.CheckStalePending() })
+	for range 20 { // so that Run has failed, too
 		if err := h.d.CutStale(); err == nil {
-			t.Error("a cut was begun without permission")
+			t.Error("CutStale returned no error though settings cannot be written")
 		}
 	}
-	find()
-	h.eventually("the socket is told", func() bool {
+	repair()
+	h.eventually("the socket is cut", func() bool {
 		_, err := unix.Write(s.fd, []byte("?"))
 		return errors.Is(err, unix.EPERM)
 	})
 }
 
-// TestAddressesAreFollowedAfterAnError of the socket that tells of them.
-func TestAddressesAreFollowedAfterAnError(t *testing.T) {
+// TestWatchHostAfterAnError checks that changes are noticed after the netlink socket failed.
+func TestWatchHostAfterAnError(t *testing.T) {
 	h := newHost(t)
 	h.open()
 	changed := make(chan struct{}, 1)
-	h.beside(func(ctx context.Context) error { h.d.Listen(ctx, changed); return nil })
-	told := func(what string) {
+	h.inBackground(func(ctx context.Context) error { h.d.WatchHost(ctx, changed); return nil })
+	wantNotified := func(what string) {
 		t.Helper()
 		select {
 		case <-changed:
 		case <-time.After(10 * time.Second):
-			t.Fatalf("nobody is told %s", what)
+			t.Fatalf("no notification %s", what)
 		}
 	}
 	none, err := os.Open(os.DevNull)
@@ -81,28 +81,28 @@ func TestAddressesAreFollowedAfterAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer none.Close()
-	socket, err := unix.Dup(h.d.News())
+	socket, err := unix.Dup(h.d.HostEventsFD())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(socket)
-	if err := unix.Dup3(int(none.Fd()), h.d.News(), unix.O_CLOEXEC); err != nil {
+	if err := unix.Dup3(int(none.Fd()), h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	told("that something may have been missed")
-	if err := unix.Dup3(socket, h.d.News(), unix.O_CLOEXEC); err != nil {
+	wantNotified("after an error")
+	if err := unix.Dup3(socket, h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
 	for len(changed) > 0 {
 		<-changed
 	}
-	h.pod("10.0.0.99") // to which the node gets a route
-	told("of a route")
+	h.pod("10.0.0.99") // adds a route on the node
+	wantNotified("of a new route")
 }
 
-// failsOnce is a ring that cannot be read at first.
+// failsOnce is a reader whose first read fails.
 type failsOnce struct {
-	ebpf.Questions
+	ebpf.QuestionReader
 	failed bool
 }
 
@@ -111,15 +111,16 @@ func (f *failsOnce) ReadInto(r *ringbuf.Record) error {
 		f.failed = true
 		return unix.ENOMEM
 	}
-	return f.Questions.ReadInto(r)
+	return f.QuestionReader.ReadInto(r)
 }
 
-// TestQuestionsAreAnsweredAfterAnError of the ring that they come by.
+// TestQuestionsAreAnsweredAfterAnError checks that questions are answered after the ring
+// buffer could not be read.
 func TestQuestionsAreAnsweredAfterAnError(t *testing.T) {
 	h := newHost(t)
 	h.open()
-	h.beside(func(ctx context.Context) error {
-		return h.d.AnswerAll(ctx, func(q ebpf.Questions) ebpf.Questions { return &failsOnce{Questions: q} })
+	h.inBackground(func(ctx context.Context) error {
+		return h.d.AnswerQuestions(ctx, func(r ebpf.QuestionReader) ebpf.QuestionReader { return &failsOnce{QuestionReader: r} })
 	})
-	h.serve(row("web", proxy.TCP, web, pods[0])) // which waits until connections are made at the socket
+	h.serve(row("web", proxy.TCP, web, pods[0])) // waits until sockets are translated
 }

@@ -11,36 +11,36 @@ import (
 	"sluice/internal/proxy"
 )
 
-// What has no room is known before it is written. A kernel that says so tells of
-// one entry at a time, and each time all rows would have to be tried again.
+// Rows for which the maps have no room are found before anything is written. The kernel
+// would refuse one entry at a time, and each time all rows would have to be tried again.
 
-// entries counts entries of maps.
-type entries struct{ endpoints, members int }
+// entryCounts counts entries of the maps that may be too small.
+type entryCounts struct{ endpoints, members int }
 
-func (e entries) plus(o entries) entries {
-	return entries{e.endpoints + o.endpoints, e.members + o.members}
+func (e entryCounts) plus(o entryCounts) entryCounts {
+	return entryCounts{e.endpoints + o.endpoints, e.members + o.members}
 }
 
-// fit reports whether there is room for so many.
-func (d *Dataplane) fit(e entries) bool {
+// fits reports whether the maps have room for that many entries in total.
+func (d *Dataplane) fits(e entryCounts) bool {
 	return e.endpoints <= int(d.kernel.Endpoints.MaxEntries()) && e.members <= int(d.kernel.Members.MaxEntries())
 }
 
-// most bounds what a row takes, without rendering it.
-func most(sp *proxy.ServicePort) entries {
-	return entries{len(sp.Cluster) + len(sp.Local), len(sp.Draining)}
+// maxEntries returns an upper bound of the entries of a row, without rendering it.
+func maxEntries(sp *proxy.ServicePort) entryCounts {
+	return entryCounts{len(sp.Cluster) + len(sp.Local), len(sp.Draining)}
 }
 
-// growth is how many more entries a row takes in another form, at the moment when
-// what comes has come and what goes has not gone.
-func (d *Dataplane) growth(old, cur differ.Row, left bool) (grown entries) {
-	const row = 0 // its number does not matter
-	was, is := d.form(old, row, left), d.form(cur, row, false)
+// growth returns how many entries a change of a row adds, before it removes any. OldRulesOnly
+// says whether the old row has no endpoints in the maps.
+func (d *Dataplane) growth(old, cur differ.Row, oldRulesOnly bool) (grown entryCounts) {
+	const row = 0 // any ID will do
+	was, is := d.render(old, row, oldRulesOnly), d.render(cur, row, false)
 	for scope, list := range is.lists {
 		grown.endpoints += max(0, len(list)-len(was.lists[scope]))
 	}
-	had := memberKeys(old.ServicePort, row, was)
-	for k := range memberKeys(cur.ServicePort, row, is) {
+	had := drainingKeys(old.ServicePort, row, was)
+	for k := range drainingKeys(cur.ServicePort, row, is) {
 		if !had[k] {
 			grown.members++
 		}
@@ -48,60 +48,62 @@ func (d *Dataplane) growth(old, cur differ.Row, left bool) (grown entries) {
 	return grown
 }
 
-// reserve finds room for rows beside what is there, in their order, so that it is the
-// same ones each time, and leaves those to the rules for which there is none.
-func (d *Dataplane) reserve(ctx context.Context, want *proxy.State, rows []proxy.PortKey, there entries) {
-	all := there
+// reserve checks whether there is room for rows beside the entries that are stored, and
+// adds those for which there is none to nextRulesOnly. It goes in the order of their keys,
+// so that it finds the same ones each time.
+func (d *Dataplane) reserve(ctx context.Context, want *proxy.State, rows []proxy.PortKey, stored entryCounts) {
+	bound := stored
 	for _, key := range rows {
 		if sp := want.Rows[key]; sp != nil {
-			all = all.plus(most(sp))
+			bound = bound.plus(maxEntries(sp))
 		}
 	}
-	if d.fit(all) {
+	if d.fits(bound) {
 		return
 	}
-	var out []proxy.PortKey
+	var without []proxy.PortKey
 	for _, key := range slices.SortedFunc(slices.Values(rows), proxy.ComparePortKeys) {
 		sp := want.Rows[key]
-		if sp == nil || d.leave[key] {
+		if sp == nil || d.nextRulesOnly[key] {
 			continue
 		}
-		with := there.plus(d.growth(d.differ.Row(key), differ.Row{ServicePort: sp, Node: d.state}, d.left[key]))
-		if d.fit(with) {
-			there = with
+		with := stored.plus(d.growth(d.differ.Row(key), differ.Row{ServicePort: sp, Node: d.node}, d.rulesOnly[key]))
+		if d.fits(with) {
+			stored = with
 			continue
 		}
-		d.leave[key] = true
-		out = append(out, key)
+		d.nextRulesOnly[key] = true
+		without = append(without, key)
 	}
-	reportLeft(ctx, out)
+	logRulesOnly(ctx, without)
 }
 
-// namedRows is how many rows without room a line of the log names.
-const namedRows = 10
+// loggedRows is how many rows without room are named in the log.
+const loggedRows = 10
 
-func reportLeft(ctx context.Context, rows []proxy.PortKey) {
+func logRulesOnly(ctx context.Context, rows []proxy.PortKey) {
 	if len(rows) == 0 {
 		return
 	}
 	var names []string
-	for _, key := range rows[:min(len(rows), namedRows)] {
+	for _, key := range rows[:min(len(rows), loggedRows)] {
 		names = append(names, key.String())
 	}
-	klog.FromContext(ctx).Error(errFull, "The rules serve some Services alone", "rows", len(rows), "first", names)
+	klog.FromContext(ctx).Error(errFull, "The maps have no room for some Service ports, only the nftables rules serve them", "rows", len(rows), "first", names)
 }
 
-// retryRows writes rows once more that the kernel had no room for: what a former daemon
-// left there went only after them. Those for which there is none now are left to the rules.
+// retryRows writes rows again for which the kernel had no room, because what a former daemon
+// had written is removed only after new rows are added. Those for which there still is none
+// are left to the rules.
 func (d *Dataplane) retryRows(ctx context.Context, want *proxy.State, refused proxy.Refused) (err error) {
-	d.reserve(ctx, want, slices.Collect(maps.Keys(refused)), d.there)
+	d.reserve(ctx, want, slices.Collect(maps.Keys(refused)), d.stored)
 	for try := 0; try < 2 && err == nil && len(refused) > 0; try++ {
 		rows := slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)
 		if refused, err = d.differ.Apply(ctx, want, &proxy.Changed{Rows: rows}); len(refused) > 0 {
 			for key := range refused {
-				d.leave[key] = true
+				d.nextRulesOnly[key] = true
 			}
-			reportLeft(ctx, slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys))
+			logRulesOnly(ctx, slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys))
 		}
 	}
 	if err == nil && len(refused) > 0 {
@@ -110,14 +112,14 @@ func (d *Dataplane) retryRows(ctx context.Context, want *proxy.State, refused pr
 	return err
 }
 
-// settleLeft notes which rows are left, now that maps say so.
-func (d *Dataplane) settleLeft(rows []proxy.PortKey) {
+// recordRulesOnly updates rulesOnly after rows were written as nextRulesOnly has them.
+func (d *Dataplane) recordRulesOnly(rows []proxy.PortKey) {
 	for _, key := range rows {
-		if d.leave[key] {
-			d.left[key] = true
+		if d.nextRulesOnly[key] {
+			d.rulesOnly[key] = true
 		} else {
-			delete(d.left, key)
+			delete(d.rulesOnly, key)
 		}
 	}
-	d.rowsLeft.Store(int32(len(d.left)))
+	d.rowsLeft.Store(int32(len(d.rulesOnly)))
 }

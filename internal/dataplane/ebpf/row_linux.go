@@ -13,10 +13,11 @@ type table uint8
 const (
 	services table = iota
 	endpoints
-	members
+	members // draining endpoints
 )
 
-// id names an entry of a map, value is what it has; both are as long as the map's.
+// id and value are an entry of a map for the differ. Keys and values that are shorter than
+// these arrays are padded with zeros.
 type (
 	id struct {
 		table table
@@ -37,89 +38,92 @@ func entry(t table, key, v []byte) (i id, out value) {
 	return i, out
 }
 
-// actions says what sockets do for each origin of a frontend. What they leave, the
-// rules do.
+// actions returns what programs do with connections to a frontend, by origin. Connections
+// of an origin without an action are left to the rules.
 func (d *Dataplane) actions(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (out [len(proxy.Origins)]byte) {
 	if sp.Affinity != 0 || sp.Balancing != proxy.BalanceDefault && sp.Balancing != proxy.Random {
 		return out
 	}
 	for from, r := range sp.Policy(f.Kind, n) {
-		// A pod's socket shows its own address, and one of the node, which is not
-		// bound, that of the link towards the endpoint, as masquerading does.
+		// The source that the endpoint sees must be the one that the rules would show. The
+		// socket of a pod has the pod's address, which is right if the rules do not
+		// masquerade. An unbound socket of the node has the address of the link towards the
+		// endpoint, which is right if they do.
 		own := proxy.Origin(from) == proxy.ThisNode
-		if len(r.To) == 0 || r.From != nil || r.Masquerade != own || own && !d.host.plain(f, r.To) {
+		if len(r.To) == 0 || r.From != nil || r.Masquerade != own || own && !d.host.sameSource(f, r.To) {
 			continue
 		}
-		out[from] = translate
+		out[from] = actionTranslate
 		if r.Scope == proxy.ScopeLocal {
-			out[from] |= localList
+			out[from] |= actionLocalList
 		}
 	}
 	return out
 }
 
-// form is a row as it is written.
-type form struct {
+// renderedRow is what the maps have of a row.
+type renderedRow struct {
 	frontends map[frontendKey]serviceValue
-	lists     [2][]proxy.Endpoint // by scope; those that no frontend takes are empty
+	lists     [2][]proxy.Endpoint // by scope; empty if no frontend uses the list
 }
 
-// form renders a row; one that is left has its frontends only, which go before
-// NodePorts.
-func (d *Dataplane) form(r differ.Row, row uint32, left bool) (out form) {
+// render renders a row. If rulesOnly is set it has its frontends only, without actions:
+// they must be in the map, because they take precedence over NodePorts.
+func (d *Dataplane) render(r differ.Row, row uint32, rulesOnly bool) (out renderedRow) {
 	if r.ServicePort == nil || r.Key.Protocol == proxy.SCTP {
 		return out
 	}
-	if r.Key.Protocol == proxy.UDP && !left {
-		// Sockets that were translated once go on when others are not any more.
+	if r.Key.Protocol == proxy.UDP && !rulesOnly {
+		// Sockets that are already translated keep their endpoints even if new ones are not
+		// translated any more.
 		out.lists = [2][]proxy.Endpoint{r.Cluster, r.Local}
 	}
-	all := make([][len(proxy.Origins)]byte, len(r.Frontends))
-	for i, f := range r.Frontends {
-		if left {
-			continue
-		}
-		all[i] = d.actions(r.ServicePort, f, r.Node)
-		for _, a := range all[i] {
-			if scope := proxy.Scope(a & localList >> 1); a&translate != 0 {
-				out.lists[scope] = r.List(scope)
+	actions := make([][len(proxy.Origins)]byte, len(r.Frontends))
+	if !rulesOnly {
+		for i, f := range r.Frontends {
+			actions[i] = d.actions(r.ServicePort, f, r.Node)
+			for _, a := range actions[i] {
+				if scope := proxy.Scope(a & actionLocalList >> 1); a&actionTranslate != 0 {
+					out.lists[scope] = r.List(scope)
+				}
 			}
 		}
 	}
 	counts := [2]int{len(out.lists[0]), len(out.lists[1])}
-	out.frontends = make(map[frontendKey]serviceValue, len(all))
+	out.frontends = make(map[frontendKey]serviceValue, len(r.Frontends))
 	for i, f := range r.Frontends {
-		k := frontendOf(r.Key.Protocol, f)
-		out.frontends[k] = serviceOf(k, row, counts, all[i])
+		k := makeFrontendKey(r.Key.Protocol, f)
+		out.frontends[k] = makeServiceValue(k, row, counts, actions[i])
 	}
 	return out
 }
 
-// memberKeys returns the endpoints of a form that keep what they have.
-func memberKeys(sp *proxy.ServicePort, row uint32, f form) map[memberKey]bool {
-	if sp == nil || sp.Key.Protocol != proxy.UDP || len(sp.Draining) == 0 || len(f.lists[0])+len(f.lists[1]) == 0 {
+// drainingKeys returns the keys of the draining endpoints of a row, which only UDP sockets
+// need: they keep such an endpoint.
+func drainingKeys(sp *proxy.ServicePort, row uint32, r renderedRow) map[memberKey]bool {
+	if sp == nil || sp.Key.Protocol != proxy.UDP || len(sp.Draining) == 0 || len(r.lists[0])+len(r.lists[1]) == 0 {
 		return nil
 	}
 	out := make(map[memberKey]bool, len(sp.Draining))
 	for _, a := range sp.Draining {
-		out[memberOf(row, a)] = true
+		out[makeMemberKey(row, a)] = true
 	}
 	return out
 }
 
-// row renders the difference between two forms of a row. It costs what the
-// difference is, but for a comparison of the lists.
-func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
+// diffRow adds the difference between two versions of a row to out. The cost is that of
+// the difference, plus a comparison of the lists.
+func (d *Dataplane) diffRow(old, cur differ.Row, out *changes) error {
 	key := cmp.Or(cur.ServicePort, old.ServicePort).Key
 	row := d.rowID(key)
 	if cur.ServicePort == nil {
 		out.Then(func(written bool) {
 			if written {
-				delete(d.ids, key)
+				delete(d.rowIDs, key)
 			}
 		})
 	}
-	was, is := d.form(old, row, d.left[key]), d.form(cur, row, d.leave[key])
+	was, is := d.render(old, row, d.rulesOnly[key]), d.render(cur, row, d.nextRulesOnly[key])
 	for k, v := range was.frontends {
 		out.Remove(entry(services, k[:], v[:]))
 	}
@@ -127,38 +131,38 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 		out.Add(entry(services, k[:], v[:]))
 	}
 	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
-		d.slots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
-		d.slots(row, scope, is.lists[scope], was.lists[scope], out.Add)
+		d.changedSlots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
+		d.changedSlots(row, scope, is.lists[scope], was.lists[scope], out.Add)
 	}
-	for k := range memberKeys(old.ServicePort, row, was) {
+	for k := range drainingKeys(old.ServicePort, row, was) {
 		out.Remove(entry(members, k[:], nil))
 	}
-	for k := range memberKeys(cur.ServicePort, row, is) {
+	for k := range drainingKeys(cur.ServicePort, row, is) {
 		out.Add(entry(members, k[:], nil))
 	}
 	return nil
 }
 
-// slots calls put for the endpoints of a list that do not have the same place in
-// another one.
-func (d *Dataplane) slots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id, value)) {
+// changedSlots calls put for the endpoints of a list that are not in the same slot of the
+// other list.
+func (d *Dataplane) changedSlots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id, value)) {
 	for i, e := range list {
 		if i >= len(other) || other[i] != e {
-			k := slotOf(row, s, i)
-			v := endpointOf(k, e, d.cidrs)
+			k := makeSlotKey(row, s, i)
+			v := makeEndpointValue(k, e, d.cidrs)
 			put(entry(endpoints, k[:], v[:]))
 		}
 	}
 }
 
-// rowID returns the number of a row in the maps. Numbers are not used again, so
-// that nobody's sockets are taken for another row's.
+// rowID returns the number by which the maps refer to a row. Numbers are not reused, so
+// that a socket of a row that is gone never matches another row.
 func (d *Dataplane) rowID(k proxy.PortKey) uint32 {
-	n, ok := d.ids[k]
+	n, ok := d.rowIDs[k]
 	for !ok {
 		d.lastID++
-		n, ok = d.lastID, !d.used[d.lastID]
+		n, ok = d.lastID, !d.usedIDs[d.lastID]
 	}
-	d.ids[k] = n
+	d.rowIDs[k] = n
 	return n
 }

@@ -9,16 +9,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRulesThatCannotBeWritten has another process own the table for IPv6. Programs do
-// not act then: a Service that comes is not to be served at sockets alone.
-func TestRulesThatCannotBeWritten(t *testing.T) {
+// TestRulesFail checks that programs stop when the rules cannot be written, here because
+// another process owns the table for IPv6: a new Service must not be served at sockets only.
+func TestRulesFail(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := h.d.Permission(); left <= 0 || err != nil {
-		t.Fatalf("programs may act for %v, error %v", left, err)
+	if left, err := h.d.LeaseLeft(); left <= 0 || err != nil {
+		t.Fatalf("the lease is valid for %v, error %v", left, err)
 	}
 	err := h.lab.Node().Do(func() error {
 		other, err := nft.Open()
@@ -38,7 +38,7 @@ func TestRulesThatCannotBeWritten(t *testing.T) {
 	if err := h.sync(row("web", proxy.TCP, web, pods[0]), row("dns", proxy.TCP, dns, pods[1])); err == nil {
 		t.Fatal("the rules were written")
 	}
-	if left, err := h.d.Permission(); left > 0 || err != nil {
-		t.Errorf("programs may act for %v, error %v", left, err)
+	if left, err := h.d.LeaseLeft(); left > 0 || err != nil {
+		t.Errorf("the lease is valid for %v, error %v", left, err)
 	}
 }

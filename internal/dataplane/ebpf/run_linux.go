@@ -20,87 +20,92 @@ import (
 )
 
 const (
-	// spaceTime is for how long what is known of a namespace is taken for granted.
-	spaceTime = 10 * time.Second
+	// netnsTTL is how long programs use what they know about a network namespace before
+	// they ask again.
+	netnsTTL = 10 * time.Second
 
-	// answerTries is how often to look at sockets that are being connected.
-	answerTries = 5
-	answerPause = time.Millisecond
+	// sourceReads is how often the sockets that programs asked about are read before
+	// giving up, since they may still be connecting; sourceReadDelay is the time between.
+	sourceReads     = 5
+	sourceReadDelay = time.Millisecond
 
-	// restFactor is how many times its own length a reading of addresses and routes
-	// is followed by rest: pods come and go with routes.
-	restFactor = 20
+	// hostReadRest bounds the cost of following addresses and routes, which change with
+	// every pod: after reading them, Run waits this many times as long as that took.
+	hostReadRest = 20
 
-	// cutPause is how often to look whether there is still something to cut.
-	cutPause = time.Second
+	// cutCheckPeriod is how often Run checks whether there still are sockets to cut.
+	cutCheckPeriod = time.Second
 
-	// retryPause is how long to wait before something is tried again that failed.
-	retryPause = time.Second
+	// retryDelay is the time after which Run retries what failed.
+	retryDelay = time.Second
 )
 
-// Run answers what programs ask, follows addresses and routes, and renews the
-// programs' permission, until ctx ends.
+// Run answers the questions of programs, follows the node's addresses and routes, and
+// renews the lease, until ctx ends.
 func (d *Dataplane) Run(ctx context.Context) error {
 	questions, err := ringbuf.NewReader(d.kernel.Questions)
 	if err != nil {
-		return fmt.Errorf("read questions: %w", err)
+		return fmt.Errorf("open ring buffer questions: %w", err)
 	}
-	var beside sync.WaitGroup
-	beside.Go(func() { d.answerAll(ctx, questions) })
+	var wg sync.WaitGroup
+	wg.Go(func() { d.answerQuestions(ctx, questions) })
 	changed := make(chan struct{}, 1)
-	beside.Go(func() { d.listen(ctx, changed) })
+	wg.Go(func() { d.watchHost(ctx, changed) })
 	d.serve(ctx, changed)
 	err = questions.Close()
-	beside.Wait()
+	wg.Wait()
 	return err
 }
 
-// serve does what comes up.
+// serve is the main loop of Run. A token in changed means that addresses or routes have
+// changed.
 func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 	log := klog.FromContext(ctx)
-	tick := time.NewTicker(renew)
+	tick := time.NewTicker(leaseRenewal)
 	defer tick.Stop()
-	var read <-chan time.Time // when to read addresses and routes
+	// Timers of a read of addresses and routes, and of a check for sockets to cut; nil if
+	// none is due. They are kept over other events, which may come at any rate.
+	var hostReadDue, cutCheckDue <-chan time.Time
 	for {
+		if cutCheckDue == nil && d.cutting() {
+			cutCheckDue = time.After(cutCheckPeriod)
+		}
 		var what string
 		var err error
-		var again chan struct{} // what asks for it
+		var retry chan struct{} // nil: the next tick retries
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			what, err = "Permission of programs cannot be renewed", d.locked(func() error { return d.allow(lease) })
-			if failed := d.locked(func() error { return d.lookForOlder(ctx) }); failed != nil {
-				log.Error(failed, "Connections between pods are tracked for now")
+			what, err = "The lease of programs cannot be renewed", d.locked(func() error { return d.extendLease(lease) })
+			if failed := d.locked(func() error { return d.checkUntracking(ctx) }); failed != nil {
+				log.Error(failed, "Flows cannot be listed, connections between pods stay tracked for now")
 			}
-		case <-d.whileCutting():
-			notify(d.look)
+		case <-cutCheckDue:
+			cutCheckDue = nil
+			notify(d.checkStale)
 		case <-changed:
-			if read == nil {
-				read = time.After(time.Until(d.rested))
+			if hostReadDue == nil {
+				hostReadDue = time.After(time.Until(d.nextHostRead))
 			}
-		case <-read:
-			read = nil
-			what, again, err = "Addresses and routes of the node cannot be read", changed, d.locked(d.readAgain)
-		case <-d.look:
-			what, again, err = "Sockets of endpoints that are gone cannot be looked for", d.look, d.locked(d.cutStale)
+		case <-hostReadDue:
+			hostReadDue = nil
+			what, retry, err = "Addresses and routes of the node cannot be read", changed, d.locked(d.refreshHost)
+		case <-d.checkStale:
+			what, retry, err = "UDP sockets of endpoints that are gone cannot be cut", d.checkStale, d.locked(d.cutStale)
 		}
 		if err != nil {
 			log.Error(err, what)
-			time.AfterFunc(retryPause, func() { notify(again) })
+			time.AfterFunc(retryDelay, func() { notify(retry) })
 		}
 	}
 }
 
-// whileCutting has a token when it is time to see whether there is still something
-// to cut.
-func (d *Dataplane) whileCutting() <-chan time.Time {
+// cutting reports whether UDP sockets are being cut.
+func (d *Dataplane) cutting() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.kernel.says&cutting == 0 {
-		return nil
-	}
-	return time.After(cutPause)
+	return d.kernel.flags&flagCutting != 0
 }
 
 func (d *Dataplane) locked(f func() error) error {
@@ -109,71 +114,74 @@ func (d *Dataplane) locked(f func() error) error {
 	return f()
 }
 
-// listen tells of changes of addresses and routes.
-func (d *Dataplane) listen(ctx context.Context, changed chan struct{}) {
+// watchHost notifies changed when addresses or routes change, or when events may have been
+// lost, until ctx ends.
+func (d *Dataplane) watchHost(ctx context.Context, changed chan struct{}) {
 	timeout := unix.NsecToTimeval(int64(time.Second))
-	if err := d.news.SetReceiveTimeout(&timeout); err != nil {
-		klog.FromContext(ctx).Error(err, "Changes of addresses and routes will not be seen")
+	if err := d.hostEvents.SetReceiveTimeout(&timeout); err != nil {
+		klog.FromContext(ctx).Error(err, "Changes of addresses and routes are noticed only by a full sync")
 		return
 	}
 	for ctx.Err() == nil {
-		_, _, err := d.news.Receive()
+		_, _, err := d.hostEvents.Receive()
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			continue
 		case err != nil && !errors.Is(err, unix.ENOBUFS):
-			klog.FromContext(ctx).Error(err, "Changes of addresses and routes may be seen late")
-			pause(ctx, retryPause)
+			klog.FromContext(ctx).Error(err, "Changes of addresses and routes may be noticed late")
+			sleep(ctx, retryDelay)
 		}
 		notify(changed)
 	}
 }
 
-// pause waits, unless ctx ends.
-func pause(ctx context.Context, d time.Duration) {
+// sleep returns after d, or when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):
 	}
 }
 
-// readAgain follows the node's addresses and routes. What rows depend on is for a Sync.
-func (d *Dataplane) readAgain() error {
-	if d.off != nil {
+// refreshHost reads addresses and routes and writes the addresses. If rows depend on what
+// changed, it asks for a Sync.
+func (d *Dataplane) refreshHost() error {
+	if d.disabled != nil {
 		return nil
 	}
 	began := time.Now()
-	h, err := readHost(d.routes, d.state)
-	d.rested = time.Now().Add(restFactor * time.Since(began))
+	h, err := readHost(d.netlink, d.node)
+	d.nextHostRead = time.Now().Add(hostReadRest * time.Since(began))
 	if err != nil {
 		return err
 	}
-	if !d.same(h) {
-		notify(d.moved)
+	if !d.sameHost(h) {
+		notify(d.hostChanged)
 	}
-	return d.writeHost(h, d.state)
+	return d.writeNodeAddrs(h, d.node)
 }
 
-// same reports whether rows and rules are alike for another host.
-func (d *Dataplane) same(h *host) bool {
+// sameHost reports whether rows and rules are the same for h as for the host in force.
+func (d *Dataplane) sameHost(h *host) bool {
 	pods := d.untracking.pods
-	return h.same(d.host) && slices.Equal(h.within(pods), d.host.within(pods))
+	return h.sameRows(d.host) && slices.Equal(h.addrsWithin(pods), d.host.addrsWithin(pods))
 }
 
-// Watch also tells when rows are to be different because of addresses and routes.
+// Watch watches the rules, and also reports when rows change because of addresses and
+// routes, or when untracking may start.
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	beside.Go(func() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-d.moved:
+			case <-d.hostChanged:
 				changed("source addresses of the node's routes")
-			case <-d.untracking.may:
+			case <-d.untracking.ready:
 				missed()
 			}
 		}
@@ -183,100 +191,104 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 	return err
 }
 
-// questions is what programs ask.
-type questions interface {
+// questionReader is the part of [ringbuf.Reader] that answerQuestions needs.
+type questionReader interface {
 	ReadInto(*ringbuf.Record) error
 }
 
-// answerAll tells programs about the namespaces that they ask about.
-func (d *Dataplane) answerAll(ctx context.Context, asked questions) {
+// answerQuestions waits for programs to ask about a network namespace, and writes what
+// sockets say about it, until the reader is closed.
+func (d *Dataplane) answerQuestions(ctx context.Context, questions questionReader) {
 	log := klog.FromContext(ctx)
 	var record ringbuf.Record
 	for {
-		switch err := asked.ReadInto(&record); {
+		switch err := questions.ReadInto(&record); {
 		case errors.Is(err, os.ErrClosed):
 			return
 		case err != nil:
-			log.Error(err, "Namespaces cannot be learnt about for now, the rules serve their sockets")
-			pause(ctx, retryPause)
+			log.Error(err, "Questions of programs cannot be read for now, the rules serve pods that are not known yet")
+			sleep(ctx, retryDelay)
 			continue
 		}
-		// The socket gets its source after the program that asks has ended.
-		for try := 0; try < answerTries; try++ {
-			n, err := d.answer()
+		// A socket gets its source address only after the program that asks has returned.
+		for range sourceReads {
+			n, err := d.learnNamespaces()
 			if err != nil {
-				log.Error(err, "Namespaces cannot be learnt about, the rules serve their sockets")
+				log.Error(err, "Questions of programs cannot be answered, the rules serve pods that are not known yet")
 			}
 			if n > 0 || err != nil || ctx.Err() != nil {
 				break
 			}
-			time.Sleep(answerPause)
+			time.Sleep(sourceReadDelay)
 		}
 	}
 }
 
-// answer reads the sources of the sockets that were asked about, and returns how
-// many namespaces were learnt about.
-func (d *Dataplane) answer() (int, error) {
-	records, err := run(d.kernel.Sources, d.kernel.Asked, 32)
+// learnNamespaces reads the source addresses of the sockets that programs asked about, and
+// returns how many namespaces it learnt about.
+func (d *Dataplane) learnNamespaces() (int, error) {
+	records, err := runIterator(d.kernel.Sources, d.kernel.Asked, 32)
 	if err != nil {
-		return 0, fmt.Errorf("read sources of sockets: %w", err)
+		return 0, fmt.Errorf("read source addresses of sockets: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == nil {
+	if d.node == nil {
 		return 0, nil
 	}
-	sources := map[spaceKey]netip.Addr{}
+	sources := map[netnsKey]netip.Addr{}
 	for _, r := range records {
 		addr := netip.AddrFrom16([16]byte(r[8:24])).Unmap()
-		k := spaceOf(binary.NativeEndian.Uint64(r), proxy.FamilyOf(addr))
+		k := makeNetnsKey(binary.NativeEndian.Uint64(r), proxy.FamilyOf(addr))
 		if known, ok := sources[k]; ok && known != addr {
-			addr = netip.Addr{} // It has several, so nothing can be said of it.
+			addr = netip.Addr{} // It has several, so the next socket may have any of them.
 		}
 		sources[k] = addr
 	}
-	now, err := sinceBoot()
+	now, err := monotonicNow()
 	for k, addr := range sources {
 		if err == nil {
-			err = d.kernel.Spaces.Update(k, d.classify(k, addr, now+uint64(spaceTime)), ebpf.UpdateAny)
+			err = d.kernel.Spaces.Update(k, d.classify(k, addr, now+uint64(netnsTTL)), ebpf.UpdateAny)
 		}
 	}
 	return len(sources), err
 }
 
-// classify says what sockets of a namespace are to policy.
-func (d *Dataplane) classify(k spaceKey, a netip.Addr, until uint64) spaceValue {
+// classify returns what programs need to know about a namespace whose sockets have the
+// source address a. An invalid address means that there is no single one.
+func (d *Dataplane) classify(k netnsKey, a netip.Addr, until uint64) netnsValue {
 	if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() {
-		return spaceIs(k, netip.IPv6Unspecified(), unknown, until)
+		return makeNetnsValue(k, netip.IPv6Unspecified(), originUnknown, until)
 	}
 	p := proxy.Packet{Src: a}
-	if d.state.LocalPods.Interface != "" {
-		if p.In = d.linkTowards(a); p.In == "" {
-			return spaceIs(k, a, unknown, until)
+	if d.node.LocalPods.Interface != "" {
+		if p.In = d.linkTo(a); p.In == "" {
+			return makeNetnsValue(k, a, originUnknown, until)
 		}
 	}
-	return spaceIs(k, a, uint32(d.state.Origin(p)), until)
+	return makeNetnsValue(k, a, uint32(d.node.Origin(p)), until)
 }
 
-// linkTowards returns the link by which a pod is reached, and so comes in.
-func (d *Dataplane) linkTowards(a netip.Addr) string {
-	routes, err := d.routes.RouteGet(a.AsSlice())
+// linkTo returns the name of the link that leads to a pod, which is also the one that its
+// packets arrive on; empty if there is none.
+func (d *Dataplane) linkTo(a netip.Addr) string {
+	routes, err := d.netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return ""
 	}
-	l, err := d.routes.LinkByIndex(routes[0].LinkIndex)
+	l, err := d.netlink.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
 		return ""
 	}
 	return l.Attrs().Name
 }
 
-// forgetSpaces makes all namespaces unknown: what they are depends on the node.
-func (d *Dataplane) forgetSpaces() (err error) {
-	var keys []spaceKey
-	err = each(d.kernel.Spaces, func(k spaceKey, _ spaceValue) { keys = append(keys, k) })
-	return errors.Join(err, d.kernel.change(func() (err error) {
+// forgetNamespaces removes what is known about namespaces: their origins depend on the
+// node's configuration.
+func (d *Dataplane) forgetNamespaces() error {
+	var keys []netnsKey
+	err := forEach(d.kernel.Spaces, func(k netnsKey, _ netnsValue) { keys = append(keys, k) })
+	return errors.Join(err, d.kernel.writeMaps(func() (err error) {
 		for _, k := range keys {
 			if failed := d.kernel.Spaces.Delete(k); failed != nil && !errors.Is(failed, ebpf.ErrKeyNotExist) {
 				err = errors.Join(err, failed)
@@ -286,34 +298,34 @@ func (d *Dataplane) forgetSpaces() (err error) {
 	}))
 }
 
-// cutStale finds the UDP sockets that are connected to an endpoint that is gone,
-// and has a program refuse what they send for as long as there are any.
+// cutStale looks for UDP sockets that are connected to an endpoint that is gone, and keeps
+// a program attached that drops what they send for as long as there are any.
 func (d *Dataplane) cutStale() error {
-	if !d.attached || d.off != nil {
-		return nil // What the maps say is not known.
+	if !d.attached || d.disabled != nil {
+		return nil // The maps may be wrong.
 	}
-	found, err := run(d.kernel.Stale, d.kernel.UDP, 4)
+	found, err := runIterator(d.kernel.Stale, d.kernel.UDP, 4)
 	if err != nil {
 		return err
 	}
-	cut, was := d.kernel.cut(), d.kernel.says
+	cut, was := d.kernel.cutHook(), d.kernel.flags
 	switch {
-	case len(found) > 0 && was&cutting == 0:
-		d.kernel.says |= cutting // first, so that nothing that is cut is counted as sent
-		err := d.allow(lease)
+	case len(found) > 0 && was&flagCutting == 0:
+		d.kernel.flags |= flagCutting // first, so that no packet that is dropped is counted as sent
+		err := d.extendLease(lease)
 		if err == nil {
 			_, err = d.kernel.attachOne(cut)
 		}
 		if err != nil {
-			d.kernel.says = was // so that it is tried again
+			d.kernel.flags = was // so that it is retried
 			return err
 		}
 	case len(found) == 0:
-		if err := d.kernel.detach(cut.name); err != nil {
+		if err := d.kernel.detach(cut.name); err != nil { // a former daemon may have attached it
 			return err
 		}
-		if d.kernel.says &^= cutting; was != d.kernel.says {
-			return d.allow(lease)
+		if d.kernel.flags &^= flagCutting; was != d.kernel.flags {
+			return d.extendLease(lease)
 		}
 	}
 	return nil

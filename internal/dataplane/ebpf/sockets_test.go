@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -28,7 +29,7 @@ type host struct {
 	lab    *lab.Lab
 	client *lab.Host
 	d      *ebpf.Dataplane
-	stop   func() // the dataplane's own work
+	stop   func() // stops and closes the dataplane
 	node   *proxy.Node
 }
 
@@ -39,7 +40,7 @@ var (
 	}
 )
 
-// newHost makes a host on which the dataplane runs, with no Services yet.
+// newHost makes a host, on which the dataplane is not open yet.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	lab.Require(t)
@@ -93,7 +94,7 @@ func (h *host) pod(addr string) *lab.Host {
 	return p
 }
 
-// start opens the dataplane and has it work.
+// start opens and runs the dataplane. Limits replace the sizes of maps, by name.
 func (h *host) start(limits map[string]uint32) {
 	h.Helper()
 	err := h.lab.Node().Do(func() (err error) {
@@ -121,7 +122,7 @@ func (h *host) start(limits map[string]uint32) {
 	h.Cleanup(h.stop)
 }
 
-// row is a Service port with a ClusterIP.
+// row returns a Service port with a ClusterIP and local endpoints.
 func row(name string, p proxy.Protocol, at netip.AddrPort, to ...netip.AddrPort) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
 		Key:             proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: name, Protocol: p}},
@@ -135,7 +136,7 @@ func row(name string, p proxy.Protocol, at netip.AddrPort, to ...netip.AddrPort)
 	return sp
 }
 
-// sync asks for rows and no others.
+// sync makes a full sync to these rows.
 func (h *host) sync(rows ...*proxy.ServicePort) error {
 	s := proxy.NewState()
 	s.Node = h.node
@@ -145,7 +146,8 @@ func (h *host) sync(rows ...*proxy.ServicePort) error {
 	return h.lab.Node().Do(func() error { return proxytest.Sync(h.Context(), h.d, s) })
 }
 
-// serve asks for rows as they are to be, and says how.
+// serve makes a full sync to these rows, and waits until connections to the first are
+// translated at the socket.
 func (h *host) serve(rows ...*proxy.ServicePort) {
 	h.Helper()
 	if err := h.sync(rows...); err != nil {
@@ -154,7 +156,7 @@ func (h *host) serve(rows ...*proxy.ServicePort) {
 	h.warm(rows[0].Key.Protocol, rows[0].Frontends[0].Addr)
 }
 
-// change changes one row.
+// change adds or changes one row.
 func (h *host) change(to *proxy.ServicePort) {
 	h.Helper()
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: to}}}
@@ -175,13 +177,13 @@ func (h *host) eventually(what string, ok func() bool) {
 	}
 }
 
-// socket is a client's.
+// socket is a socket of a client.
 type socket struct {
 	h  *host
 	fd int
 }
 
-// socket makes one in a namespace, and connects it unless the address is invalid.
+// socket creates a socket on a host, and connects it unless the address is invalid.
 func (h *host) socket(in *lab.Host, p proxy.Protocol, to netip.AddrPort) *socket {
 	h.Helper()
 	kind := unix.SOCK_DGRAM
@@ -254,7 +256,7 @@ func (s *socket) peer() netip.AddrPort {
 	return addrPort(a)
 }
 
-// receive returns who answered, and as whom.
+// receive returns which endpoint replied, and the source address of the reply.
 func (s *socket) receive() (by, from netip.AddrPort) {
 	s.h.Helper()
 	var buf [128]byte
@@ -269,7 +271,8 @@ func (s *socket) receive() (by, from netip.AddrPort) {
 	return netip.MustParseAddrPort(own), addrPort(at)
 }
 
-// ask sends a query, over a socket that is connected if the address is invalid.
+// ask sends a query and receives the reply. If the address is invalid, the socket must be
+// connected.
 func (s *socket) ask(to netip.AddrPort) (by, from netip.AddrPort) {
 	s.h.Helper()
 	if err := s.send(to); err != nil {
@@ -295,27 +298,27 @@ func (s *socket) translated() bool {
 	return yes
 }
 
-// warm waits until the client's namespace is known.
+// warm waits until connections of the client are translated at the socket.
 func (h *host) warm(p proxy.Protocol, to netip.AddrPort) {
 	h.Helper()
-	h.eventually("connections are made at the socket", func() bool {
+	h.eventually("connections are translated at the socket", func() bool {
 		s := h.socket(h.client, p, to)
 		defer s.close()
 		return s.translated()
 	})
 }
 
-// wantFrom checks who answered and as whom.
+// wantFrom checks which endpoint replied, and the source address of the reply.
 func (h *host) wantFrom(what string, by, from, wantBy, wantFrom netip.AddrPort) {
 	h.Helper()
 	if by != wantBy || from != wantFrom {
-		h.Errorf("%s: %v answered as %v; want %v as %v", what, by, from, wantBy, wantFrom)
+		h.Errorf("%s: reply by %v from %v; want by %v from %v", what, by, from, wantBy, wantFrom)
 	}
 }
 
-// TestClientIsAnEndpoint: a pod that is an endpoint is sent to others by its sockets, and
-// to itself by the rules. A socket that is not connected stays with whom it has, also
-// when there are more endpoints.
+// TestClientIsAnEndpoint checks that connections of a pod that is an endpoint itself are
+// translated at the socket if they go to others, and by the rules if they go to the pod. An
+// unconnected socket keeps its endpoint when endpoints are added.
 func TestClientIsAnEndpoint(t *testing.T) {
 	h := newHost(t)
 	self := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.10"), pods[0].Port())
@@ -356,9 +359,9 @@ func TestClientIsAnEndpoint(t *testing.T) {
 	}
 }
 
-// TestServersAmongThemselves: what a server says by itself from its own port to another
-// one is not taken for an answer of the Service.
-func TestServersAmongThemselves(t *testing.T) {
+// TestServerToServer checks that a datagram from an endpoint to another server that uses the
+// same port is not taken for a reply of the Service.
+func TestServerToServer(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
@@ -367,16 +370,17 @@ func TestServersAmongThemselves(t *testing.T) {
 		t.Fatal(err)
 	}
 	by, from := s.ask(dns)
-	h.wantFrom("asked by the Service's address", by, from, pods[0], dns)
+	h.wantFrom("sent to the Service's address", by, from, pods[0], dns)
 	by, from = s.ask(pods[0])
-	h.wantFrom("asked by its own", by, from, pods[0], pods[0])
+	h.wantFrom("sent to the endpoint's address", by, from, pods[0], pods[0])
 	if s.translated() {
-		t.Error("it was translated at the socket")
+		t.Error("the socket was translated")
 	}
 }
 
-// TestConnectedByTheRules: a socket stays with the rules if they had it when it was
-// connected. Of an IPv6 socket's datagrams programs see each one if its peer has an IPv4 address.
+// TestConnectedByTheRules checks that a socket stays with the rules that was connected before
+// the programs were attached. It is an IPv6 socket with an IPv4 peer, for which sendmsg
+// programs are called with every datagram.
 func TestConnectedByTheRules(t *testing.T) {
 	h := newHost(t)
 	s := &socket{h: h}
@@ -400,8 +404,8 @@ func TestConnectedByTheRules(t *testing.T) {
 	}
 }
 
-// TestEndpointOfUDPGoes: sockets that are not connected get another, connected ones
-// an error, and those whose endpoint only gets nothing new keep it.
+// TestEndpointOfUDPGoes checks that unconnected sockets get another endpoint when theirs is
+// gone, that connected ones get an error, and that both keep a draining endpoint.
 func TestEndpointOfUDPGoes(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -412,7 +416,7 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	by, from = loose.ask(dns)
 	h.wantFrom("not connected", by, from, pods[0], dns)
 	if !connected.translated() || !loose.translated() {
-		t.Fatal("the rules translated")
+		t.Fatal("a socket was translated by the rules")
 	}
 
 	drains := row("dns", proxy.UDP, dns, pods[1])
@@ -420,14 +424,14 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	h.change(drains)
 	for range 3 {
 		by, from = connected.ask(netip.AddrPort{})
-		h.wantFrom("connected, its endpoint drains", by, from, pods[0], dns)
+		h.wantFrom("connected, its endpoint is draining", by, from, pods[0], dns)
 		by, from = loose.ask(dns)
-		h.wantFrom("not connected, its endpoint drains", by, from, pods[0], dns)
+		h.wantFrom("not connected, its endpoint is draining", by, from, pods[0], dns)
 	}
 
 	began := time.Now()
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("the connected socket is told", func() bool {
+	h.eventually("the connected socket is cut", func() bool {
 		_, err := unix.Write(connected.fd, []byte("?"))
 		return errors.Is(err, unix.EPERM)
 	})
@@ -436,31 +440,56 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	h.wantFrom("not connected, its endpoint is gone", by, from, pods[1], dns)
 	fresh := h.socket(h.client, proxy.UDP, dns)
 	by, from = fresh.ask(netip.AddrPort{})
-	h.wantFrom("connected anew", by, from, pods[1], dns)
+	h.wantFrom("newly connected", by, from, pods[1], dns)
 	connected.connect(dns)
-	h.eventually("what was sent before the cut is read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
-	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+	h.eventually("replies to what was sent before are read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
+	h.eventually("nothing is cut", func() bool { return !h.d.Cutting() })
 }
 
-// TestConnectedSocketIsToldWhereTo: a socket that is connected to a frontend and names it
-// in each datagram, too, has the endpoint that it is connected to, is told when that is
-// gone, and only for what it sends there.
-func TestConnectedSocketIsToldWhereTo(t *testing.T) {
+// TestCutEndsWhileRoutesChange checks that the program that cuts sockets is detached when
+// none is left, even if addresses or routes change all the time.
+func TestCutEndsWhileRoutesChange(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	s := h.socket(h.client, proxy.UDP, dns)
+	h.change(row("dns", proxy.UDP, dns, pods[1]))
+	h.eventually("the socket is cut", h.d.Cutting)
+	h.inBackground(func(ctx context.Context) error {
+		for tick := time.Tick(50 * time.Millisecond); ctx.Err() == nil; <-tick {
+			err := h.lab.Node().Do(func() error {
+				return errors.Join(exec.Command("ip", "route", "add", "10.99.0.0/24", "dev", "lo").Run(),
+					exec.Command("ip", "route", "del", "10.99.0.0/24", "dev", "lo").Run())
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	s.close()
+	h.eventually("nothing is cut", func() bool { return !h.d.Cutting() })
+}
+
+// TestConnectedSocketNamesDestination checks a connected socket whose datagrams also name the
+// frontend as their destination: they go to the endpoint that it is connected to. When that is
+// gone, only datagrams to it are dropped.
+func TestConnectedSocketNamesDestination(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	named, left := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, dns)
 	by, from := named.ask(dns)
-	h.wantFrom("connected, and named", by, from, pods[0], dns)
+	h.wantFrom("connected, with a destination", by, from, pods[0], dns)
 	if !named.translated() || !left.translated() {
-		t.Fatal("the rules translated")
+		t.Fatal("a socket was translated by the rules")
 	}
 	left.disconnect()
 	by, from = left.ask(pods[1])
 	h.wantFrom("disconnected", by, from, pods[1], pods[1])
 
 	h.change(row("dns", proxy.UDP, dns, pods[1]))
-	h.eventually("the connected socket is told", func() bool {
+	h.eventually("the connected socket is cut", func() bool {
 		return errors.Is(named.send(dns), unix.EPERM)
 	})
 	if err := named.send(pods[2]); err != nil {
@@ -471,17 +500,17 @@ func TestConnectedSocketIsToldWhereTo(t *testing.T) {
 		h.wantFrom("disconnected, its endpoint is gone", by, from, pods[2], pods[2])
 	}
 	named.connect(dns)
-	h.eventually("what was sent before the cut is read", func() bool { by, from = named.ask(dns); return by == pods[1] })
+	h.eventually("replies to what was sent before are read", func() bool { by, from = named.ask(dns); return by == pods[1] })
 	h.wantFrom("connected again", by, from, pods[1], dns)
 }
 
-// TestSlotMoves: a socket stays with its endpoint when that gets another place.
+// TestSlotMoves checks that a socket keeps its endpoint when that moves to another slot.
 func TestSlotMoves(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods...))
 	connected, loose := map[netip.AddrPort]*socket{}, map[netip.AddrPort]*socket{}
-	h.eventually("every endpoint has sockets", func() bool {
+	h.eventually("every endpoint has a socket of each kind", func() bool {
 		c, l := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, netip.AddrPort{})
 		by, _ := c.ask(netip.AddrPort{})
 		connected[by] = c
@@ -501,7 +530,8 @@ func TestSlotMoves(t *testing.T) {
 	}
 }
 
-// TestTwoFrontendsOfOneSocket have one endpoint: each answer is that of whom was asked.
+// TestTwoFrontendsOfOneSocket checks that replies have the right source if a socket uses two
+// frontends with the same endpoint.
 func TestTwoFrontendsOfOneSocket(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -510,21 +540,21 @@ func TestTwoFrontendsOfOneSocket(t *testing.T) {
 	for range 3 {
 		for _, to := range []netip.AddrPort{dns, alias} {
 			by, from := s.ask(to)
-			h.wantFrom("asked "+to.String(), by, from, pods[0], to)
+			h.wantFrom("sent to "+to.String(), by, from, pods[0], to)
 		}
 	}
 	h.change(row("alias", proxy.UDP, alias, pods[1]))
 	for range 3 {
 		for i, to := range []netip.AddrPort{dns, alias} {
 			by, from := s.ask(to)
-			h.wantFrom("asked "+to.String(), by, from, pods[i], to)
+			h.wantFrom("sent to "+to.String(), by, from, pods[i], to)
 		}
 	}
 }
 
-// TestThreadsShareASocket that is not connected, and each sends its first datagram:
-// every answer is told as that of a Service. Some are lost, since conntrack drops a
-// packet where the rules translate two of one port to one endpoint at once.
+// TestThreadsShareASocket checks that all replies are from a Service if several threads send
+// the first datagrams of an unconnected socket. Some are lost, because conntrack drops a packet
+// if the rules translate two from one port to one endpoint at the same time.
 func TestThreadsShareASocket(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -552,7 +582,7 @@ func TestThreadsShareASocket(t *testing.T) {
 		for range asked {
 			_, at, err := unix.Recvfrom(s.fd, make([]byte, 128), 0)
 			if from := addrPort(at); err == nil && from != dns && from != alias {
-				t.Fatalf("an answer came from %v", from)
+				t.Fatalf("a reply came from %v", from)
 			} else if err == nil {
 				answers++
 			}
@@ -562,12 +592,13 @@ func TestThreadsShareASocket(t *testing.T) {
 		}
 		s.close()
 	}
-	if t.Logf("%d of 300 sockets were translated, of 1200 questions %d answered", atSocket, answers); atSocket < 150 || answers < 600 {
-		t.Error("most were left to the rules, or lost")
+	if t.Logf("%d of 300 sockets were translated, %d of 1200 queries got a reply", atSocket, answers); atSocket < 150 || answers < 600 {
+		t.Error("most were translated by the rules, or lost")
 	}
 }
 
-// TestFrontendMoves to another Service: sockets follow, and are told if they cannot.
+// TestFrontendMoves checks that unconnected sockets follow a frontend to another Service, and
+// that connected ones are cut.
 func TestFrontendMoves(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -575,42 +606,43 @@ func TestFrontendMoves(t *testing.T) {
 	connected, loose := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, netip.AddrPort{})
 	connected.ask(netip.AddrPort{})
 	loose.ask(dns)
-	// The first one keeps its endpoint, but not this address.
+	// The first Service keeps its endpoint, but not this address.
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: row("dns", proxy.UDP, alias, pods[0])}, {New: row("other", proxy.UDP, dns, pods[1])}}}
 	if err := h.lab.Node().Do(func() error { return proxytest.Apply(t.Context(), h.d, step) }); err != nil {
 		t.Fatal(err)
 	}
 	by, from := loose.ask(dns)
 	h.wantFrom("not connected", by, from, pods[1], dns)
-	h.eventually("the connected socket is told", func() bool {
+	h.eventually("the connected socket is cut", func() bool {
 		_, err := unix.Write(connected.fd, []byte("?"))
 		return errors.Is(err, unix.EPERM)
 	})
 }
 
-// TestSocketIsConnectedAgain to something else: nothing of what was before is left.
+// TestSocketIsConnectedAgain checks that nothing is left of a translation after a socket
+// connects to something else.
 func TestSocketIsConnectedAgain(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]), row("web", proxy.TCP, web, pods[0]))
 	s := h.socket(h.client, proxy.UDP, dns)
 	if !s.translated() || s.peer() != dns {
-		t.Fatalf("connected to %v; want %v, at the socket", s.peer(), dns)
+		t.Fatalf("connected to %v; want %v, translated at the socket", s.peer(), dns)
 	}
 	s.connect(pods[0])
 	by, from := s.ask(netip.AddrPort{})
 	h.wantFrom("connected to an endpoint itself", by, from, pods[0], pods[0])
 	if s.translated() || s.peer() != pods[0] {
-		t.Errorf("connected to %v; want %v, and no trace of the Service", s.peer(), pods[0])
+		t.Errorf("connected to %v; want %v, not translated", s.peer(), pods[0])
 	}
 	c := h.socket(h.client, proxy.TCP, web)
 	if !c.translated() || c.peer() != web {
-		t.Fatalf("connected to %v; want %v, at the socket", c.peer(), web)
+		t.Fatalf("connected to %v; want %v, translated at the socket", c.peer(), web)
 	}
 	c.disconnect()
 	c.connect(pods[1])
 	if c.translated() || c.peer() != pods[1] {
-		t.Errorf("connected to %v; want %v, and no trace of the Service", c.peer(), pods[1])
+		t.Errorf("connected to %v; want %v, not translated", c.peer(), pods[1])
 	}
 }
 

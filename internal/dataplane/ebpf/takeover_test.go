@@ -17,8 +17,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// next has the mode end and another one serve a row, without a word to the programs.
-func (h *host) next(r *proxy.ServicePort) proxy.Dataplane {
+// takeOver stops the mode and lets mode nftables serve a row, without a Cleanup.
+func (h *host) takeOver(r *proxy.ServicePort) proxy.Dataplane {
 	h.Helper()
 	h.stop()
 	s := proxy.NewState()
@@ -37,7 +37,7 @@ func (h *host) next(r *proxy.ServicePort) proxy.Dataplane {
 	return d
 }
 
-// pinned returns what there is in the mode's folder.
+// pinned returns the pins of the mode.
 func (h *host) pinned() (out []string) {
 	h.Helper()
 	for _, what := range []string{"*", ebpf.Format + "/*"} {
@@ -52,8 +52,8 @@ func (h *host) pinned() (out []string) {
 	return out
 }
 
-// TestTakeover: the next mode's rules have all that is new. Sockets that were
-// translated still take answers for the Service's, until the last of them is closed.
+// TestTakeover checks that the rules of the next mode serve new connections, and that sockets
+// that were translated still see the Service's address until the last of them is closed.
 func TestTakeover(t *testing.T) {
 	h := newHost(t)
 	h.CountBytes = true
@@ -64,9 +64,9 @@ func TestTakeover(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !loose.translated() || !connected.translated() {
-		t.Fatal("the rules translated")
+		t.Fatal("a socket was translated by the rules")
 	}
-	d := h.next(row("dns", proxy.UDP, dns, pods[1]))
+	d := h.takeOver(row("dns", proxy.UDP, dns, pods[1]))
 	want := []string{"getpeername4", "getpeername6", ebpf.Format, "recvmsg4", "recvmsg6", "release", ebpf.Format + "/asked_sockets", ebpf.Format + "/tcp_sockets", ebpf.Format + "/udp_sockets"}
 	for range 2 {
 		removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
@@ -74,11 +74,11 @@ func TestTakeover(t *testing.T) {
 			t.Fatalf("removed %v, error %v; want ErrDraining", removed, err)
 		}
 		if diff := cmp.Diff(want, h.pinned()); diff != "" {
-			t.Fatalf("what stays (-want +got):\n%s", diff)
+			t.Fatalf("pins mismatch (-want +got):\n%s", diff)
 		}
 	}
 	by, from := loose.receive()
-	h.wantFrom("an answer that was under way", by, from, pods[0], dns)
+	h.wantFrom("a reply that was under way", by, from, pods[0], dns)
 	by, from = loose.ask(dns)
 	h.wantFrom("a new query", by, from, pods[1], dns)
 	by, from = connected.ask(netip.AddrPort{})
@@ -89,22 +89,22 @@ func TestTakeover(t *testing.T) {
 	by, _ = h.socket(h.client, proxy.UDP, dns).ask(netip.AddrPort{})
 	h.wantFrom("a new socket", by, dns, pods[1], dns)
 	connected.close()
-	h.eventually("all is removed", func() bool {
+	h.eventually("everything is removed", func() bool {
 		removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
 		return err == nil && len(removed) == 1
 	})
 	if _, err := os.Stat(h.EBPF.BPFRoot); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the folder is still there: %v", err)
+		t.Errorf("the directory still exists: %v", err)
 	}
 }
 
-// TestTakeoverWithoutCapabilities: who cannot count the sockets waits once, for answers
-// that are under way.
+// TestTakeoverWithoutCapabilities checks that the next mode, if it cannot count the sockets,
+// keeps programs only once, for replies that are under way.
 func TestTakeoverWithoutCapabilities(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
-	d := h.next(row("dns", proxy.UDP, dns, pods[0]))
+	d := h.takeOver(row("dns", proxy.UDP, dns, pods[0]))
 	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "udp_sockets")); err != nil {
 		t.Fatal(err)
 	}
@@ -113,27 +113,28 @@ func TestTakeoverWithoutCapabilities(t *testing.T) {
 	}
 	removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
 	if err != nil || len(removed) != 1 || len(h.pinned()) > 0 {
-		t.Errorf("removed %v, error %v, left %v; want all removed", removed, err, h.pinned())
+		t.Errorf("removed %v, error %v, left %v; want everything removed", removed, err, h.pinned())
 	}
 }
 
-// TestOtherProxy takes over that knows nothing of programs, as kube-proxy does not: they
-// give up what is new within seconds, and what sockets have a minute later.
-func TestOtherProxy(t *testing.T) {
+// TestTakeoverByOtherProxy checks a takeover by a proxy that does not know about the programs,
+// such as kube-proxy: they leave new connections alone within seconds, and unconnected UDP
+// sockets a minute later.
+func TestTakeoverByOtherProxy(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	loose := h.socket(h.client, proxy.UDP, netip.AddrPort{})
 	by, from := loose.ask(dns)
 	h.wantFrom("at first", by, from, pods[0], dns)
-	h.next(row("dns", proxy.UDP, dns, pods[1]))
-	h.start(nil) // to look at the maps; it writes nothing yet
-	if left, err := h.d.Permission(); err != nil || left > 10*time.Second {
-		t.Errorf("programs go on for %v, %v", left, err)
+	h.takeOver(row("dns", proxy.UDP, dns, pods[1]))
+	h.start(nil) // to read the maps; it writes nothing before a Sync
+	if left, err := h.d.LeaseLeft(); err != nil || left > 10*time.Second {
+		t.Errorf("the lease is valid for %v, error %v; want at most 10s", left, err)
 	}
 	by, from = loose.ask(dns)
 	h.wantFrom("soon after", by, from, pods[0], dns)
-	if err := h.d.Expire(); err != nil {
+	if err := h.d.ExpireLease(); err != nil {
 		t.Fatal(err)
 	}
 	by, from = loose.ask(dns)

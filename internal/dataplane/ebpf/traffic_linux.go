@@ -12,117 +12,117 @@ import (
 	"sluice/internal/proxy"
 )
 
-// route is whose connections are counted.
-type route struct {
+// trafficKey is what connections are counted by.
+type trafficKey struct {
 	protocol           proxy.Protocol
 	frontend, endpoint netip.AddrPort
 }
 
-// account is what is known of a route beside what the kernel counts at the moment.
-type account struct {
-	ended routeValue              // what had ended, at last
-	kept  routeValue              // what the kernel counts no more, as the route's entry had to give way
-	told  routeValue              // what all came to, at last
-	fell  [len(routeValue{})]bool // far below that, at last
+// trafficTotal turns what the kernel reports for a key, which may shrink, into totals that
+// do not.
+type trafficTotal struct {
+	ended    trafficCounts              // of sockets that have ended, at the last read
+	evicted  trafficCounts              // what the kernel no longer has, since it evicted the entry
+	reported trafficCounts              // the total at the last read
+	fell     [len(trafficCounts{})]bool // the last read was far below the total
 }
 
-// Traffic yields the connections that were translated at their socket, how many
-// are open, and what they carried without headers, and what the rules refused.
+// Traffic yields the connections that were translated at their socket, how many of them
+// are open, and what they carried without headers; and the packets that the rules refused.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
-	err := d.sockets(yield)
+	err := d.socketTraffic(yield)
 	if err != nil {
 		err = fmt.Errorf("read the connections of sockets: %w", err)
 	}
 	return errors.Join(err, d.Dataplane.Traffic(ctx, yield))
 }
 
-// sockets reads what has ended, and then the sockets that live: one that ends
-// meanwhile may be missing until the next time, but is never counted twice.
-func (d *Dataplane) sockets(yield func(proxy.Sample)) error {
-	d.counting.Lock()
-	defer d.counting.Unlock()
-	ended := map[route]routeValue{}
-	if err := each(d.kernel.Routes, func(k routeKey, v routeValue) { ended[k.route()] = v }); err != nil {
+// socketTraffic reads the counts of sockets that have ended, and then those that are live.
+// In this order a socket that ends in between may be missing until the next time, but is
+// never counted twice.
+func (d *Dataplane) socketTraffic(yield func(proxy.Sample)) error {
+	d.trafficMu.Lock()
+	defer d.trafficMu.Unlock()
+	ended := map[trafficKey]trafficCounts{}
+	if err := forEach(d.kernel.Connections, func(k connectionsKey, v trafficCounts) { ended[k.decode()] = v }); err != nil {
 		return err
 	}
-	live, open := map[route]routeValue{}, map[route]uint64{}
+	live, open := map[trafficKey]trafficCounts{}, map[trafficKey]uint64{}
 	for m, p := range map[*ebpf.Map]*ebpf.Program{d.kernel.TCP: d.kernel.LiveTCP, d.kernel.UDP: d.kernel.LiveUDP} {
-		found, err := run(p, m, len(liveSocket{}))
+		found, err := runIterator(p, m, len(liveSocket{}))
 		if err != nil {
 			return err
 		}
 		for _, b := range found {
-			r, isOpen, n := (*liveSocket)(b).decode()
-			if r.frontend.Port() == 0 {
-				continue // It is about to be translated.
+			k, isOpen, n := (*liveSocket)(b).decode()
+			if k.frontend.Port() == 0 {
+				continue // Its place is taken, but not filled in yet.
 			}
-			live[r], open[r] = live[r].plus(n), open[r]+isOpen
-			ended[r] = ended[r].plus(routeValue{}) // so that it is told of
+			live[k], open[k] = live[k].plus(n), open[k]+isOpen
+			if _, ok := ended[k]; !ok {
+				ended[k] = trafficCounts{}
+			}
 		}
 	}
-	accounts := make(map[route]*account, len(ended))
-	for r, n := range ended {
-		a := d.accounts[r]
-		if a == nil {
-			a = &account{}
+	totals := make(map[trafficKey]*trafficTotal, len(ended))
+	for k, n := range ended {
+		t := d.totals[k]
+		if t == nil {
+			t = &trafficTotal{}
 		}
-		accounts[r] = a
-		yield(proxy.Sample{Protocol: r.protocol, Frontend: r.frontend, Endpoint: r.endpoint, Traffic: a.settle(n, live[r]).traffic(open[r])})
+		totals[k] = t
+		yield(proxy.Sample{Protocol: k.protocol, Frontend: k.frontend, Endpoint: k.endpoint, Traffic: t.update(n, live[k]).traffic(open[k])})
 	}
-	d.accounts = accounts
+	d.totals = totals
 	return nil
 }
 
-// settle returns what a route has come to. It never shrinks: the kernel may have
-// given an entry away, a socket may have ended meanwhile, and it counts packets in 32
-// bits, which shows by a fall that lasts.
-func (a *account) settle(ended, live routeValue) routeValue {
-	const full = 1 << 32
+// update returns the totals after a read. They never shrink, although what was read may:
+// the kernel may have evicted the entry of ended sockets, a socket may have ended between
+// the two reads, and the kernel counts packets of a TCP socket with 32 bits. Only an
+// overflow makes a count fall by more than half of that and stay there for two reads.
+func (t *trafficTotal) update(ended, live trafficCounts) trafficCounts {
+	const overflow = 1 << 32
 	for i := range ended {
-		if ended[i] < a.ended[i] {
-			a.kept[i] += a.ended[i]
+		if ended[i] < t.ended[i] {
+			t.evicted[i] += t.ended[i]
 		}
-		now := ended[i] + live[i] + a.kept[i]
-		fell := now+full/2 < a.told[i]
-		if fell && a.fell[i] {
-			a.kept[i], now, fell = a.kept[i]+full, now+full, false
+		now := ended[i] + live[i] + t.evicted[i]
+		fell := now+overflow/2 < t.reported[i]
+		if fell && t.fell[i] {
+			t.evicted[i], now, fell = t.evicted[i]+overflow, now+overflow, false
 		}
-		a.fell[i], a.told[i] = fell, max(a.told[i], now)
+		t.fell[i], t.reported[i] = fell, max(t.reported[i], now)
 	}
-	a.ended = ended
-	return a.told
+	t.ended = ended
+	return t.reported
 }
 
-func (v routeValue) plus(n routeValue) routeValue {
-	for i := range v {
-		v[i] += n[i]
+func (c trafficCounts) plus(n trafficCounts) trafficCounts {
+	for i := range c {
+		c[i] += n[i]
 	}
-	return v
+	return c
 }
 
-// traffic is what the counts of a route are: connections, bytes in and out, packets
-// in and out.
-func (v routeValue) traffic(open uint64) proxy.Traffic {
-	return proxy.Traffic{Connections: v[0], Active: open, Bytes: [...]uint64{v[1], v[2]}, Packets: [...]uint64{v[3], v[4]}}
+// traffic converts counts, which are in the order of struct traffic_counts: connections,
+// bytes in both directions, packets in both directions.
+func (c trafficCounts) traffic(open uint64) proxy.Traffic {
+	return proxy.Traffic{Connections: c[0], Active: open, Bytes: [...]uint64{c[1], c[2]}, Packets: [...]uint64{c[3], c[4]}}
 }
 
-// route is whose connections a key is for.
-func (k *routeKey) route() route {
-	return route{
+func (k *connectionsKey) decode() trafficKey {
+	return trafficKey{
 		proxy.Protocol(binary.NativeEndian.Uint32(k[36:])),
 		addrPort(k[:], 0, 32), addrPort(k[:], 16, 34),
 	}
 }
 
-// decode returns what a program tells of a socket.
-func (s *liveSocket) decode() (r route, open uint64, carried routeValue) {
-	for i := range carried {
-		carried[i] = binary.NativeEndian.Uint64(s[48+8*i:])
+// decode returns the contents of a record of live_tcp or live_udp. Open is 1 or 0.
+func (s *liveSocket) decode() (k trafficKey, open uint64, n trafficCounts) {
+	for i := range n {
+		n[i] = binary.NativeEndian.Uint64(s[48+8*i:])
 	}
-	r = route{proxy.Protocol(binary.NativeEndian.Uint32(s[40:])), addrPort(s[:], 0, 16), addrPort(s[:], 20, 36)}
-	return r, uint64(binary.NativeEndian.Uint32(s[44:])), carried
-}
-
-func addrPort(b []byte, addr, port int) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[addr:])).Unmap(), binary.BigEndian.Uint16(b[port:]))
+	k = trafficKey{proxy.Protocol(binary.NativeEndian.Uint32(s[40:])), addrPort(s[:], 0, 16), addrPort(s[:], 20, 36)}
+	return k, uint64(binary.NativeEndian.Uint32(s[44:])), n
 }

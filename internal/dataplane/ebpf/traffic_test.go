@@ -8,7 +8,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestTraffic counts connections of sockets by endpoint, and those that are open.
+// TestTraffic checks the counts of all and of open connections, by endpoint.
 func TestTraffic(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -27,7 +27,7 @@ func TestTraffic(t *testing.T) {
 		}
 		return n, endpoints
 	}
-	before, _ := counted(proxy.TCP, web) // others waited for the first
+	before, _ := counted(proxy.TCP, web) // made by serve
 	var open []*socket
 	const times = 40
 	for range times {
@@ -47,6 +47,6 @@ func TestTraffic(t *testing.T) {
 		s.ask(dns)
 	}
 	if n, _ := counted(proxy.UDP, dns); fmt.Sprint(n.Connections, n.Active) != "1 1" {
-		t.Errorf("%+v of one socket's datagrams; want 1 connection, open", n)
+		t.Errorf("%+v for the datagrams of one socket; want 1 connection, which is open", n)
 	}
 }

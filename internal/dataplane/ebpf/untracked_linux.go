@@ -17,86 +17,90 @@ import (
 	"sluice/internal/proxy"
 )
 
-// untracking has the kernel not track connections between pods, if that is asked for:
-// what sockets translate needs no tracking. What the rules translate does, and gets
-// source ports by which it is known; it begins when no flow is left that is older.
+// untracking is the state of the option that conntrack does not track connections between
+// pods. Connections that are translated at sockets need no tracking. Those that the rules
+// translate do, and are recognised by their source port, which the rules choose from a
+// range (nftables.FirstTrackedPort). So untracking becomes active only when no flow is left
+// that was translated earlier, with any port.
 type untracking struct {
-	pods    []netip.Prefix // none: everything is tracked
-	flows   ct.Interface   // nil as well
-	ported  bool           // the rules give such ports
-	begun   bool
-	turned  bool          // by the last Sync: it began or ended
-	overlap bool          // with addresses of Services
-	may     chan struct{} // a Sync may begin
-	saidWhy string        // why it did not begin
+	pods         []netip.Prefix // empty: everything is tracked
+	flows        ct.Interface   // nil if pods is empty
+	rulesInForce bool           // rules that choose such ports were written
+	active       bool
+	toggled      bool          // the last Sync changed active
+	overlap      bool          // an address of a Service is within pods
+	ready        chan struct{} // asks for a Sync, which may make it active
+	loggedReason string        // why it is not active, as last logged
 }
 
-// rules returns the rules beneath as settings have them. They say what is not tracked
-// only for a dataplane that has begun.
-func rules(s mode.Settings, now func() nftables.Untracked) nftables.Overlay {
+// overlay returns the nftables mode with the rules for untracking, if the settings ask for
+// it.
+func overlay(s mode.Settings, untracked func() nftables.Untracked) nftables.Overlay {
 	o := nftables.Alone
 	if len(s.EBPF.Untracked) > 0 {
-		o.Untracked = now
+		o.Untracked = untracked
 	}
 	return o
 }
 
-// untracked is what the rules are to leave untracked.
+// untracked returns what the rules should leave untracked.
 func (d *Dataplane) untracked() nftables.Untracked {
-	return nftables.Untracked{Within: d.untracking.pods, Except: d.host.within(d.untracking.pods), Begun: d.untracking.begun}
+	return nftables.Untracked{Within: d.untracking.pods, Except: d.host.addrsWithin(d.untracking.pods), Begun: d.untracking.active}
 }
 
-// within returns the node's own addresses within ranges.
-func (h *host) within(ranges []netip.Prefix) []netip.Addr {
+// addrsWithin returns the node's own addresses within the ranges, sorted.
+func (h *host) addrsWithin(ranges []netip.Prefix) []netip.Addr {
 	out := slices.DeleteFunc(slices.Clone(h.addrs), func(a netip.Addr) bool { return !proxy.Contains(ranges, a) })
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
 
-// beginUntracked begins if nothing is in the way, and ends if something is: others may
-// have taken rules away, so that a flow was translated without a port. Rules that a
-// former daemon left and that are the same have begun.
-func (d *Dataplane) beginUntracked(ctx context.Context, want *proxy.State) {
+// updateUntracking decides before a Sync whether untracking is active with it. Untracking
+// also stops when older flows are found: another process may have removed rules, so that a
+// flow was translated without such a port. On the first Sync of a daemon it is active if
+// the rules of a former daemon have it.
+func (d *Dataplane) updateUntracking(ctx context.Context, want *proxy.State) {
 	u := &d.untracking
 	if len(u.pods) == 0 {
 		return
 	}
-	why, err := d.overlaps(want, maps.Keys(want.Rows)), error(nil)
-	was := u.begun
+	why, err := d.serviceOverlap(want, maps.Keys(want.Rows)), error(nil)
+	was := u.active
 	switch u.overlap = why != ""; {
 	case u.overlap:
-		u.begun = false
-	case d.state == nil:
+		u.active = false
+	case d.node == nil:
 		why = "the node's addresses are not known"
-	case u.ported:
+	case u.rulesInForce:
 		why, err = d.olderFlows(ctx)
-		u.begun = why == "" && err == nil
+		u.active = why == "" && err == nil
 	default:
-		u.begun, err = d.Dataplane.Untracks(ctx)
+		u.active, err = d.Dataplane.Untracks(ctx)
 	}
 	if err != nil {
 		why = err.Error()
 	}
-	u.turned = u.begun != was
+	u.toggled = u.active != was
 	switch log := klog.FromContext(ctx); {
-	case u.begun && !was:
-		log.Info("Connections between pods are not tracked", "pods", u.pods)
-	case why != "" && why != u.saidWhy:
-		log.Info("Connections between pods are tracked for now", "pods", u.pods, "because", why)
+	case u.active && !was:
+		log.Info("Connections between pods are not tracked from now on", "pods", u.pods)
+	case why != "" && why != u.loggedReason:
+		log.Info("Connections between pods are tracked for now", "pods", u.pods, "reason", why)
 	}
-	u.saidWhy = why
+	u.loggedReason = why
 }
 
-// overlaps says which address of Services is within the ranges of pods, if any: packets
-// to it could not be translated.
-func (d *Dataplane) overlaps(want *proxy.State, rows iter.Seq[proxy.PortKey]) string {
+// serviceOverlap returns which CIDR or address of Services is within the ranges of pods, as
+// a reason not to be active: packets to it could not be translated. It checks the frontends
+// of the given rows only.
+func (d *Dataplane) serviceOverlap(want *proxy.State, rows iter.Seq[proxy.PortKey]) string {
 	u := d.untracked()
 	for _, c := range want.CIDRs {
 		if slices.ContainsFunc(u.Within, c.Overlaps) {
-			return fmt.Sprintf("%v of Services overlaps with them", c)
+			return fmt.Sprintf("the Service CIDR %v overlaps with the ranges of pods", c)
 		}
 	}
-	var first netip.Addr
+	var first netip.Addr // the lowest, so that the reason does not change with the order of rows
 	for key := range rows {
 		sp := want.Rows[key]
 		if sp == nil {
@@ -111,11 +115,12 @@ func (d *Dataplane) overlaps(want *proxy.State, rows iter.Seq[proxy.PortKey]) st
 	if !first.IsValid() {
 		return ""
 	}
-	return fmt.Sprintf("a Service has %v, which is one of them", first)
+	return fmt.Sprintf("the address %v of a Service is within the ranges of pods", first)
 }
 
-// olderFlows says how many flows between pods are there that were translated before the
-// rules gave them ports: their answers would not be known.
+// olderFlows returns how many open flows between pods were translated without a port by
+// which they are recognised, as a reason not to be active: their replies would not be
+// translated back.
 func (d *Dataplane) olderFlows(ctx context.Context) (string, error) {
 	n, u := 0, d.untracked()
 	err := d.untracking.flows.Each(ctx, func() { n = 0 }, func(f *ct.Flow) {
@@ -128,26 +133,28 @@ func (d *Dataplane) olderFlows(ctx context.Context) (string, error) {
 	if err != nil || n == 0 {
 		return "", err
 	}
-	return fmt.Sprintf("flows that were translated before are still open: %d", n), nil
+	return fmt.Sprintf("flows that were translated earlier are still open: %d", n), nil
 }
 
-// hasPorts notes that the rules give ports. If it has not begun, it may now.
-func (d *Dataplane) hasPorts() {
+// rulesWritten records that a Sync has written the rules. After the first one it asks for
+// another, unless untracking is already active.
+func (d *Dataplane) rulesWritten() {
 	u := &d.untracking
-	if d.untracks.Store(0); u.begun {
-		d.untracks.Store(1)
+	if d.untrackedNow.Store(0); u.active {
+		d.untrackedNow.Store(1)
 	}
-	if len(u.pods) > 0 && !u.ported {
-		u.ported = true
-		if !u.begun {
-			notify(u.may)
+	if len(u.pods) > 0 && !u.rulesInForce {
+		u.rulesInForce = true
+		if !u.active {
+			notify(u.ready)
 		}
 	}
 }
 
-// lookForOlder sees whether what was in the way is gone, and has a Sync begin then.
-func (d *Dataplane) lookForOlder(ctx context.Context) error {
-	if u := &d.untracking; len(u.pods) == 0 || u.begun || !u.ported || u.overlap {
+// checkUntracking asks for a Sync if the flows that kept untracking from being active are
+// gone.
+func (d *Dataplane) checkUntracking(ctx context.Context) error {
+	if u := &d.untracking; len(u.pods) == 0 || u.active || !u.rulesInForce || u.overlap {
 		return nil
 	}
 	why, err := d.olderFlows(ctx)
@@ -155,7 +162,7 @@ func (d *Dataplane) lookForOlder(ctx context.Context) error {
 		return err
 	}
 	if why == "" {
-		notify(d.untracking.may)
+		notify(d.untracking.ready)
 	}
 	return nil
 }

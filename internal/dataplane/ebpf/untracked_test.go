@@ -22,7 +22,8 @@ import (
 
 var allPods = netip.MustParsePrefix("10.0.0.0/8")
 
-// outside is a namespace whose sockets no program sees, so that the rules translate.
+// outside returns a host whose new sockets are in no cgroup of the programs, so that the
+// rules translate.
 func outside(h *lab.Host) *lab.Host {
 	n := *h.Namespace
 	n.Cgroup = ""
@@ -36,7 +37,7 @@ func (h *host) untracks() bool {
 	return proxytest.Values(h.Context(), h.d, "ebpf_untracked")[""] == 1
 }
 
-// tracked returns the flows between pods that the node tracks, as answers have them.
+// tracked returns the flows of the node whose replies come from pods.
 func (h *host) tracked() (out []string) {
 	h.Helper()
 	err := h.lab.Node().Do(func() error {
@@ -60,9 +61,9 @@ func (h *host) tracked() (out []string) {
 	return out
 }
 
-// speak makes connections of both protocols from a namespace to the Services, and wants
-// each answered.
-func (h *host) speak(from *lab.Host) {
+// wantReplies makes connections of both protocols from a host to the Services, and checks
+// that each gets a reply.
+func (h *host) wantReplies(from *lab.Host) {
 	h.Helper()
 	for range 10 {
 		s := h.socket(from, proxy.TCP, web)
@@ -76,8 +77,8 @@ func (h *host) speak(from *lab.Host) {
 	}
 }
 
-// TestUntracked: what sockets translate is not tracked, what the rules translate is, and
-// both work.
+// TestUntracked checks that connections that are translated at sockets are not tracked, that
+// those that the rules translate are, and that both work.
 func TestUntracked(t *testing.T) {
 	h := newHost(t)
 	h.EBPF.Untracked = []netip.Prefix{allPods}
@@ -85,9 +86,9 @@ func TestUntracked(t *testing.T) {
 	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...)}
 	h.serve(rows...)
 	if h.untracks() {
-		t.Fatal("the rules begin before all translated flows have the ports for it")
+		t.Fatal("untracking is active though older flows may exist")
 	}
-	h.eventually("it begins when the flows that the rules have translated are gone", func() bool {
+	h.eventually("untracking is active when older flows are gone", func() bool {
 		err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
 		return err == nil && h.untracks()
 	})
@@ -96,36 +97,36 @@ func TestUntracked(t *testing.T) {
 	if err := h.lab.Node().FlushConntrack(); err != nil {
 		t.Fatal(err)
 	}
-	h.speak(h.client)
+	h.wantReplies(h.client)
 	if flows := h.tracked(); len(flows) > 0 {
 		t.Errorf("%d flows between pods are tracked, the first: %s", len(flows), flows[0])
 	}
-	h.speak(outside(h.client))
+	h.wantReplies(outside(h.client))
 	if flows := h.tracked(); len(flows) != 20 {
 		t.Errorf("%d flows that the rules translate are tracked; want 20:\n%s", len(flows), strings.Join(flows, "\n"))
 	}
-	// The next daemon finds it so, and changes nothing.
+	// The next daemon keeps it, and writes nothing.
 	h.stop()
 	h.start(nil)
 	if err := h.sync(rows...); err != nil {
 		t.Fatal(err)
 	}
 	if n := h.d.Rewritten().Objects; !h.untracks() || n != 0 {
-		t.Errorf("after a restart untracked is %v, and %d objects were written", h.untracks(), n)
+		t.Errorf("after a restart untracked is %v, and %d objects were written; want true and none", h.untracks(), n)
 	}
 	// Without the option, everything is tracked again.
 	h.stop()
 	h.EBPF.Untracked = nil
 	h.start(nil)
 	h.serve(rows...)
-	h.speak(h.client)
+	h.wantReplies(h.client)
 	if flows := h.tracked(); len(flows) < 40 {
 		t.Errorf("%d flows between pods are tracked without the option; want 20 more than before", len(flows))
 	}
 }
 
-// TestUntrackedKeepsOlderFlows: connections that were translated before have any port,
-// and are not cut off.
+// TestUntrackedKeepsOlderFlows checks that flows that were translated earlier, with any source
+// port, keep working.
 func TestUntrackedKeepsOlderFlows(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
@@ -145,9 +146,10 @@ func TestUntrackedKeepsOlderFlows(t *testing.T) {
 		}
 	}
 	if err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...)); err != nil || !h.untracks() {
-		t.Errorf("no older flow is left, untracked is %v, error %v", h.untracks(), err)
+		t.Errorf("without older flows untracked is %v, error %v; want true", h.untracks(), err)
 	}
-	// Others take the ports away, and a flow has none. The repair keeps it.
+	// Another process removes the rule that chooses ports, and a flow is translated without
+	// it. The repair keeps the flow.
 	err := h.lab.Node().Do(func() error { return exec.Command("nft", "flush", "chain", "ip", "sluice", "nat-postrouting").Run() })
 	if err != nil {
 		t.Fatal(err)
@@ -165,8 +167,8 @@ func TestUntrackedKeepsOlderFlows(t *testing.T) {
 	}
 }
 
-// TestUntrackedServices: addresses of Services that are within the ranges of pods are in
-// the way.
+// TestUntrackedServices checks that everything is tracked if addresses of Services are within
+// the ranges of pods.
 func TestUntrackedServices(t *testing.T) {
 	for _, ranges := range []string{"172.0.0.0/8", "172.30.0.1/32", "0.0.0.0/1,128.0.0.0/1"} {
 		t.Run(ranges, func(t *testing.T) {
@@ -178,28 +180,25 @@ func TestUntrackedServices(t *testing.T) {
 			for range 2 {
 				h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...))
 			}
-			if h.speak(outside(h.client)); h.untracks() {
-				t.Errorf("packets to %v cannot be translated", web)
+			if h.wantReplies(outside(h.client)); h.untracks() {
+				t.Errorf("untracking is active though %v is within the ranges", web)
 			}
 		})
 	}
 }
 
-// TestUntrackedFollowsAddresses of the node, which others masquerade to.
+// TestUntrackedFollowsAddresses checks that the node's own addresses within the ranges are
+// excluded when they change: other programs masquerade to them.
 func TestUntrackedFollowsAddresses(t *testing.T) {
 	h := newHost(t)
 	h.EBPF.Untracked = []netip.Prefix{allPods}
 	h.start(nil)
 	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...)}
 	h.serve(rows...)
-	begin := func() {
-		t.Helper()
-		h.eventually("it begins", func() bool {
-			err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
-			return err == nil && h.untracks()
-		})
-	}
-	begin()
+	h.eventually("untracking is active", func() bool {
+		err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
+		return err == nil && h.untracks()
+	})
 	if err := h.lab.Node().Bind(netip.MustParseAddr("10.9.9.9")); err != nil {
 		t.Fatal(err)
 	}
@@ -223,49 +222,50 @@ func TestUntrackedFollowsAddresses(t *testing.T) {
 	}
 }
 
-// begun is a dataplane that has begun to leave connections untracked, where it can.
-type begun struct {
+// untrackingDataplane is a dataplane whose Sync makes untracking active where that is
+// possible, and counts how often.
+type untrackingDataplane struct {
 	*ebpf.Dataplane
 	times *atomic.Int32
 }
 
-func (b *begun) Sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, err error) {
+func (d *untrackingDataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, err error) {
 	for range 2 {
-		if refused, err = b.Dataplane.Sync(ctx, want); err != nil {
+		if refused, err = d.Dataplane.Sync(ctx, want); err != nil {
 			return refused, err
 		}
 	}
-	if proxytest.Values(ctx, b.Dataplane, "ebpf_untracked")[""] == 1 {
-		b.times.Add(1)
+	if proxytest.Values(ctx, d.Dataplane, "ebpf_untracked")[""] == 1 {
+		d.times.Add(1)
 	}
 	return refused, nil
 }
 
-// Apply does as the engine does.
-func (b *begun) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
-	refused, err := b.Dataplane.Apply(ctx, want, changed)
+// Apply falls back to Sync, as the engine does.
+func (d *untrackingDataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	refused, err := d.Dataplane.Apply(ctx, want, changed)
 	if errors.Is(err, proxy.ErrNeedSync) {
-		return b.Sync(ctx, want)
+		return d.Sync(ctx, want)
 	}
 	return refused, err
 }
 
-// untrackedUnderTest puts a dataplane under the packet table that does not track connections
+// untrackedUnderTest returns a dataplane for the packet table that does not track connections
 // between pods.
 func untrackedUnderTest(t *testing.T) conformance.Dataplane {
 	var times atomic.Int32
 	t.Cleanup(func() {
 		if times.Load() == 0 {
-			t.Error("it never began")
+			t.Error("untracking was never active")
 		}
-		t.Logf("it began %d times", times.Load())
+		t.Logf("untracking was active after %d syncs", times.Load())
 	})
 	options := mode.EBPF{Untracked: []netip.Prefix{allPods, netip.MustParsePrefix("fd00:10::/64")}}
-	return underTestAs(t, options, func(d *ebpf.Dataplane) proxy.Dataplane { return &begun{d, &times} })
+	return underTestAs(t, options, func(d *ebpf.Dataplane) proxy.Dataplane { return &untrackingDataplane{d, &times} })
 }
 
-// TestConformanceUntracked and TestRandomUntracked play everything once more while
-// connections between pods are not tracked.
+// TestConformanceUntracked and TestRandomUntracked are TestConformance and TestRandom without
+// tracking of connections between pods.
 func TestConformanceUntracked(t *testing.T) { conformance.Run(t, untrackedUnderTest(t)) }
 
 func TestRandomUntracked(t *testing.T) { conformance.RunRandom(t, untrackedUnderTest(t), 1, 15) }

@@ -49,7 +49,7 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, underTest)
 }
 
-// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+// TestBridged runs it on a node whose pods share a bridge with br_netfilter.
 func TestBridged(t *testing.T) {
 	ipvstest.Require(t)
 	conformance.RunBridged(t, underTest)

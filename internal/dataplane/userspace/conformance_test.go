@@ -52,7 +52,7 @@ func underTest(t *testing.T) conformance.Dataplane {
 // TestConformance plays the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest(t)) }
 
-// TestBridged plays it on a node whose pods share a bridge.
+// TestBridged runs it on a node whose pods share a bridge.
 func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(t)) }
 
 // TestRandom plays random states and packets against the oracle.

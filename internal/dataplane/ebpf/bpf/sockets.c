@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 //
-// Programs at the sockets of a cgroup: a connection to a Service is made to one of
-// its endpoints, where that is exactly what the nftables rules would come to. In
-// doubt a socket is left as it is, and the rules translate its packets.
+// Programs attached to the sockets of a cgroup. They translate a connection to a
+// Service into one to an endpoint, where the nftables rules would give exactly the same
+// result. When in doubt they leave a socket alone, and the rules translate its packets.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -17,7 +17,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define TCP 6
 #define UDP 17
 
-// What the programs see of the kernel's own structures.
+// The fields of kernel structures that the programs read.
 struct nf_hook_entry {
 	void *priv;
 } __attribute__((preserve_access_index));
@@ -100,51 +100,53 @@ struct bpf_iter__bpf_map_elem {
 extern void *bpf_cast_to_kern_ctx(void *) __ksym;
 extern void *bpf_rdonly_cast(void *, __u32) __ksym;
 
-// LOCAL_OUT and POST_ROUTING are the hooks that a namespace's own packets pass.
+// The netfilter hooks that packets sent by a namespace's own sockets pass.
 #define LOCAL_OUT 3
 #define POST_ROUTING 4
 
-// An address of either family; IPv4 as ::ffff:a.b.c.d.
+// An address of either family; IPv4 is mapped (::ffff:a.b.c.d).
 struct addr {
 	__u32 words[4];
 };
 
-struct at {
+struct addr_port {
 	struct addr addr;
 	__be16 port;
 };
 
-// The keys and values of maps are whole words, without gaps.
+// Keys and values of maps consist of whole words, without padding: checksums and lookups
+// read every byte. The daemon has the same layouts in layout_linux.go.
 
 struct frontend {
-	struct addr addr; // zero: the node's addresses, of the family of protocol
+	struct addr addr; // zero for a NodePort
 	__be16 port;
 	__u8 protocol;
-	__u8 nodeport; // 0: an exact address; else 4 or 6
+	__u8 nodeport; // 0, or for a NodePort the IP version, 4 or 6
 };
 
-// Who the client is, as policy has it.
+// Origins: who the client is, as policy distinguishes it.
 enum { ELSEWHERE, OUR_POD, THIS_NODE, ORIGINS };
 
-// What to do for an origin.
+// Actions for connections of an origin; 0 leaves them to the rules.
 enum { TRANSLATE = 1, LOCAL_LIST = 2 };
 
 struct service {
 	__u32 row;
-	__u32 cluster, local; // how many endpoints there are, and on this node
+	__u32 cluster, local; // lengths of the lists of endpoints
 	__u8 actions[4];      // by origin
-	__u32 check;	 // over key and value; see matches
+	__u32 check;	      // checksum over key and value; see matches
 };
 
 struct slot {
 	__u32 row;
-	__u32 number; // with LOCAL_BIT: of the list of this node
+	__u32 number; // with LOCAL_BIT for the Local list
 };
 
 #define LOCAL_BIT (1u << 31)
 
-// What an endpoint's address may be besides.
-enum { HERE = 1, IN_SERVICE_RANGE = 2 };
+// Flags of endpoints: it may be on this node, and so have one of the node's addresses; its
+// address is within the CIDRs of Services.
+enum { MAY_BE_LOCAL = 1, IN_SERVICE_RANGE = 2 };
 
 struct endpoint {
 	struct addr addr;
@@ -153,7 +155,7 @@ struct endpoint {
 	__u32 check;
 };
 
-// Endpoints that get nothing new but keep what they have.
+// A draining endpoint: it gets no new connections, but UDP sockets that have it keep it.
 struct member {
 	__u32 row;
 	struct addr addr;
@@ -161,109 +163,113 @@ struct member {
 	__u16 unused;
 };
 
-// Addresses of the node.
+// Flags of the node's addresses.
 enum { TAKES_NODEPORTS = 1, POD_RANGE = 2, LOOPBACK = 4 };
 
-struct space_key {
+struct netns_key {
 	__u64 cookie;
 	__u32 family;
 	__u32 unused;
 };
 
-struct space {
+// What the daemon has learnt about a network namespace. Times are those of
+// CLOCK_MONOTONIC, in nanoseconds.
+struct netns_info {
 	__u64 cookie;
-	__u64 until; // when to look again, in ns since boot
+	__u64 until; // when to ask again
 	struct addr source;
-	__u32 origin; // UNKNOWN: leave its sockets
+	__u32 origin; // UNKNOWN: its sockets are left alone
 	__u32 check;
 };
 
 #define UNKNOWN ORIGINS
 
-// How long to wait for an answer about a namespace before asking again.
-#define ASK_AGAIN 50000000ULL
+// How long to wait for the daemon's answer about a namespace before asking again, in ns.
+#define ASK_INTERVAL 50000000ULL
 
-// How long UDP sockets keep their endpoints after the programs' permission has ended:
-// the next daemon knows which are gone; if none comes, the rules do.
-#define KEEP 60000000000ULL
+// How long unconnected UDP sockets keep their endpoints after the lease has expired, in ns.
+// Meanwhile a restarted daemon can update the maps; if none starts, the rules take over.
+#define PAIR_GRACE 60000000000ULL
 
 struct settings {
-	__u64 node;  // cookie of the node's namespace
-	__u64 until; // when to leave all sockets unless the daemon says otherwise, in ns since boot
+	__u64 node;  // cookie of the node's network namespace
+	__u64 until; // end of the lease, after which all new connections are left alone; 0: disabled
 	__u32 flags;
 	__u32 unused;
 };
 
-// What else the daemon says.
+// Flags of the settings.
 enum { COUNT_BYTES = 1, CUTTING = 2 };
 
-// Where a socket was translated.
+// A translation of a socket.
 struct pair {
-	struct at frontend;
-	struct at endpoint;
+	struct addr_port frontend;
+	struct addr_port endpoint;
 	__u32 row;
 	__u32 number;	  // of the slot
-	__u64 generation; // when it was found alive
+	__u64 generation; // in which the pair was last found to be served
 };
 
-// route is a connection's frontend and endpoint, for those who want to know how
-// many there were.
-struct route {
+// What connections are counted by.
+struct connections_key {
 	struct addr frontend, endpoint;
 	__be16 frontend_port, endpoint_port;
 	__u32 protocol;
 };
 
-// carried is what was counted of a route.
-struct carried {
+// Connections, and what they carried without headers.
+struct traffic_counts {
 	__u64 connections;
-	__u64 bytes[2], packets[2]; // by direction; without headers
+	__u64 bytes[2], packets[2]; // by direction
 };
 
 enum { TO_ENDPOINT, TO_CLIENT };
 
-// A TCP socket that was translated. What it carries the kernel counts; it is read there
-// while the socket lives, and added to its route when that ends. That is later than
-// when the socket is closed, as what was written may still be under way.
+// A TCP socket that was translated. The kernel counts what it carries; that is read from
+// the kernel's socket while that exists, and added to the map connections when it ends.
+// It may end later than it is closed, since written data may still be in flight.
 struct tcp_socket {
 	struct pair pair;
-	__u64 sk;    // its address, for as long as that has the same cookie
-	__u32 first; // the number of its first sequence
+	__u64 sk;    // address of the kernel's socket; valid only while that has the same cookie
+	__u32 first; // initial sequence number
 	__u32 state;
 };
 
+// State of a TCP socket: its bytes are counted; it was closed; it has ended, and its counts
+// are in the map connections.
 enum { METERED = 1, RELEASED = 2, ENDED = 4 };
 
 #define PAIRS 4
 
 struct udp_pairs {
 	__u32 used;
-	__u32 connected; // the first is what the socket is connected to
-	__u32 busy;	 // a thread changes them
-	__u32 left;	 // to the rules, but for these
+	__u32 connected;  // the socket is connected to the endpoint of the first pair
+	__u32 busy;	  // a thread is adding a pair
+	__u32 rules_only; // no more pairs are added: the rules translate other datagrams
 	struct pair pairs[PAIRS];
 };
 
-// What the maps say is kept for as long as they are of the same generation.
+// Programs cache what they find in the maps. A cached value is valid for as long as the
+// maps have the generation it was found in.
 
-// What is to be done with sockets of a namespace that are not bound to an address.
+// What to do with connections of a namespace's unbound sockets to an address and port.
 struct decision {
-	__u64 space;	    // its cookie
-	struct frontend to; // the address and port that they want to go to
+	__u64 netns;	    // cookie of the namespace
+	struct frontend to; // nodeport is 0, whatever the frontend is
 	__u32 row;
-	struct addr source; // their own address, if they are a pod's
+	struct addr source; // of the sockets, if the namespace is a pod's
 	__u64 generation;
-	__u64 until; // when to look again, in ns since boot
-	__u32 n;     // how many endpoints there are to choose from; 0: leave them
-	__u32 first; // slot of them
+	__u64 until; // valid until this time
+	__u32 n;     // how many slots to choose from; 0: leave the sockets alone
+	__u32 first; // number of the first slot
 	__u64 check;
 };
 
-// An endpoint that the rules send to as it is.
+// The endpoint of a slot, if the rules would not translate packets to the endpoint itself.
 struct target {
 	struct slot slot;
 	__u64 generation;
-	struct at at;
+	struct addr_port endpoint;
 	__u32 unused;
 	__u64 check;
 };
@@ -305,8 +311,8 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 14);
-	__type(key, struct space_key);
-	__type(value, struct space);
+	__type(key, struct netns_key);
+	__type(value, struct netns_info);
 } spaces SEC(".maps");
 
 struct {
@@ -316,10 +322,10 @@ struct {
 	__type(value, struct settings);
 } settings SEC(".maps");
 
-// A number that says which contents services, endpoints, members, node_addrs and settings
-// have. While the daemon writes to one of them it is 0, and then one that never was before.
-// Of spaces only the end of all knowledge counts as a change: what is known of one holds
-// until a time.
+// The generation of the contents of services, endpoints, members, node_addrs and settings.
+// It is 0 while the daemon writes to one of them, and has a value never used before
+// afterwards. For spaces only removing all entries makes a new generation: a single entry
+// has an expiry time.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -328,7 +334,7 @@ struct {
 	__type(value, __u64);
 } generation SEC(".maps");
 
-// What is kept has one place, by its hash, and takes it from what was there.
+// Caches: a value has one place, given by its hash, and replaces what was there.
 #define DECISIONS (1 << 13)
 #define TARGETS (1 << 14)
 
@@ -353,26 +359,26 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-// How many connections there were, and what they carried unless they still live. What
-// is used least gives way.
+// How many connections there were, and what those carried that have ended. When full, the
+// least recently used entry is evicted.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 14);
-	__type(key, struct route);
-	__type(value, struct carried);
+	__type(key, struct connections_key);
+	__type(value, struct traffic_counts);
 } connections SEC(".maps");
 
-// Sockets that were translated, by their cookies, for as long as they are open: a
-// table of sets of a few. Cookies are not used again, and those that follow each
-// other are neighbours, so nothing must be hashed, locked, allocated or fetched from
-// far. A socket whose set is full is left. Memory of the socket itself (SK_STORAGE)
-// costs more than all else here together.
+// Translated sockets, by cookie, for as long as they are open: a set-associative table.
+// Cookies are never reused, and consecutive ones share a set, so nothing needs to be
+// hashed, locked or allocated, and lookups stay in the cache. A socket whose set is full is
+// left alone. Storage in the socket itself (SK_STORAGE) would cost more than everything
+// else here together.
 #define WAYS 4
 #define TCP_SETS (1 << 15)
 #define UDP_SETS (1 << 13)
 
 struct tcp_set {
-	__u64 cookies[WAYS]; // 0: free
+	__u64 cookies[WAYS]; // 0 if the way is free
 	struct tcp_socket sockets[WAYS];
 };
 
@@ -395,7 +401,8 @@ struct {
 	__type(value, struct udp_set);
 } udp_sockets SEC(".maps");
 
-// Sockets whose source, once they are connected, is that of their namespace.
+// Sockets of namespaces that the daemon was asked about. Once they are connected, their
+// source address is that of the namespace. The value is 1 until the daemon has read it.
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -403,7 +410,8 @@ struct {
 	__type(value, __u32);
 } asked_sockets SEC(".maps");
 
-// Wakes the daemon: sockets were asked about.
+// Wakes the daemon when there are new entries in asked_sockets. Records are cookies of
+// namespaces.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
@@ -416,17 +424,18 @@ static __always_inline void count(__u32 what)
 		*n += 1;
 }
 
-// carried_by returns the counts of where a client wanted to go and where it is sent.
-static __always_inline struct carried *carried_by(const struct pair *p, __u32 protocol)
+// counts_of returns the counts of a frontend and endpoint, creating them if necessary, or
+// null.
+static __always_inline struct traffic_counts *counts_of(const struct pair *p, __u32 protocol)
 {
-	struct route key = {
+	struct connections_key key = {
 		.frontend = p->frontend.addr,
 		.endpoint = p->endpoint.addr,
 		.frontend_port = p->frontend.port,
 		.endpoint_port = p->endpoint.port,
 		.protocol = protocol,
 	};
-	struct carried none = {}, *c = bpf_map_lookup_elem(&connections, &key);
+	struct traffic_counts none = {}, *c = bpf_map_lookup_elem(&connections, &key);
 
 	if (c)
 		return c;
@@ -436,7 +445,7 @@ static __always_inline struct carried *carried_by(const struct pair *p, __u32 pr
 
 __noinline int count_connection(const struct pair *p, __u32 protocol)
 {
-	struct carried *c = p ? carried_by(p, protocol) : 0;
+	struct traffic_counts *c = p ? counts_of(p, protocol) : 0;
 
 	if (c)
 		__sync_fetch_and_add(&c->connections, 1);
@@ -456,12 +465,13 @@ static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
 #define check_of(key, value) \
 	mix(mix(1, (const __u32 *)(key), sizeof(*(key)) / 4), (const __u32 *)(value), __builtin_offsetof(typeof(*(value)), check) / 4)
 
-// matches reports whether a value that was read is that of the key: the kernel may
-// use the memory of an entry for another while a program reads it.
+// matches reports whether a value, as read, belongs to the key: the kernel may reuse the
+// memory of an entry for another one while a program reads it.
 #define matches(key, value) ((value)->check == check_of(key, value))
 
-// sum adds up words, each times a number of its place: unlike mix, none waits for another.
-static __always_inline __u64 sum(__u64 secret, const __u64 *words, int n)
+// weighted_sum returns the sum of the words, each multiplied by a factor that depends on
+// its position. Unlike in mix, the multiplications do not depend on each other.
+static __always_inline __u64 weighted_sum(__u64 secret, const __u64 *words, int n)
 {
 	__u64 total = 0;
 
@@ -471,9 +481,10 @@ static __always_inline __u64 sum(__u64 secret, const __u64 *words, int n)
 	return total;
 }
 
-// kept_check is the check sum of what programs keep, where two may write to one place at
-// once. Nobody outside knows a generation, so nobody can make what is of two fit.
-#define kept_check(value) sum((value)->generation, (const __u64 *)(value), __builtin_offsetof(typeof(*(value)), check) / 8)
+// cache_check is the checksum of a cached value, which detects that two CPUs have written
+// to one place at the same time. Pods do not know the generation, so they cannot choose
+// addresses and ports for which a mix of two values has the right checksum.
+#define cache_check(value) weighted_sum((value)->generation, (const __u64 *)(value), __builtin_offsetof(typeof(*(value)), check) / 8)
 
 static __always_inline int is_v4(const struct addr *a)
 {
@@ -485,26 +496,26 @@ static __always_inline int is_zero(const struct addr *a)
 	return !(a->words[0] | a->words[1] | a->words[2] | a->words[3]);
 }
 
-static __always_inline int same(const struct addr *a, const struct addr *b)
+static __always_inline int same_addr(const struct addr *a, const struct addr *b)
 {
 	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] && a->words[3] == b->words[3];
 }
 
-static __always_inline int same_at(const struct at *a, const struct at *b)
+static __always_inline int same_addr_port(const struct addr_port *a, const struct addr_port *b)
 {
-	return a->port == b->port && same(&a->addr, &b->addr);
+	return a->port == b->port && same_addr(&a->addr, &b->addr);
 }
 
-static __always_inline void v4(struct addr *a, __u32 ip)
+static __always_inline void set_v4(struct addr *a, __u32 ip)
 {
 	a->words[0] = a->words[1] = 0;
 	a->words[2] = bpf_htonl(0xffff);
 	a->words[3] = ip;
 }
 
-// find looks for the frontend of an address and port, and says whether it is a
-// NodePort.
-static __always_inline int find(const struct frontend *to, struct service *out, __u32 *node_addr)
+// find_frontend looks for the frontend of an address and port. For a NodePort node_addr
+// has the flags of the node's address, else it is 0.
+static __always_inline int find_frontend(const struct frontend *to, struct service *out, __u32 *node_addr)
 {
 	struct frontend key = {.port = to->port, .protocol = to->protocol, .nodeport = is_v4(&to->addr) ? 4 : 6};
 	struct service *s = bpf_map_lookup_elem(&services, to);
@@ -512,7 +523,7 @@ static __always_inline int find(const struct frontend *to, struct service *out, 
 
 	if (s) {
 		*out = *s;
-		// An address that the node has itself may be another program's.
+		// Another program may listen on an address that the node itself has (NodeLocal DNS).
 		if (!matches(to, out) || bpf_map_lookup_elem(&node_addrs, &to->addr))
 			return 0;
 		*node_addr = 0;
@@ -531,12 +542,13 @@ static __always_inline int find(const struct frontend *to, struct service *out, 
 	return 1;
 }
 
-// ask has the daemon learn about a namespace, or look again, from a socket of it.
-static __always_inline void ask(struct bpf_sock *sk, struct space_key *key, struct space *known, __u64 now)
+// ask_daemon asks the daemon to learn about a namespace, or to check what it knows, from
+// one of its sockets.
+static __always_inline void ask_daemon(struct bpf_sock *sk, struct netns_key *key, struct netns_info *known, __u64 now)
 {
 	__u32 *asked;
 
-	known->until = now + ASK_AGAIN;
+	known->until = now + ASK_INTERVAL;
 	known->check = check_of(key, known);
 	bpf_map_update_elem(&spaces, key, known, BPF_ANY);
 	asked = bpf_sk_storage_get(&asked_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -549,9 +561,9 @@ static __always_inline void ask(struct bpf_sock *sk, struct space_key *key, stru
 
 #define MAX_HOOKS 8
 
-// has_rules reports whether a hook leads to rules: a table's, a chain's or a program's.
-// Those of the kernel itself have nothing of their own: connection tracking, SELinux
-// and AppArmor, which are in every namespace.
+// has_rules reports whether a hook has rules: an iptables table, an nftables chain or a BPF
+// program, all of which have private data. Hooks of conntrack, SELinux and AppArmor, which
+// may be in every namespace, have none.
 static __always_inline int has_rules(struct nf_hook_entries *entries)
 {
 	if (!entries)
@@ -565,25 +577,28 @@ static __always_inline int has_rules(struct nf_hook_entries *entries)
 	return 0;
 }
 
-// filtered reports whether a namespace has rules of its own for what it sends.
-static __always_inline int filtered(struct bpf_sock_addr *ctx, int four)
+// has_output_rules reports whether the namespace of a socket has its own rules for packets
+// that it sends, as a sidecar has.
+static __always_inline int has_output_rules(struct bpf_sock_addr *ctx, int is_ipv4)
 {
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
 	struct net *net = kern->sk->__sk_common.skc_net.net;
 
-	if (four)
+	if (is_ipv4)
 		return has_rules(net->nf.hooks_ipv4[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv4[POST_ROUTING]);
 	return has_rules(net->nf.hooks_ipv6[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv6[POST_ROUTING]);
 }
 
-// pod returns the origin of a socket in a namespace that is not the node's, its
-// address, and until when that holds.
-static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, int ask_it, struct addr *source, __u64 *until)
+// pod_origin returns the origin of a socket in a namespace that is not the node's, or
+// UNKNOWN; the namespace's source address; and until when that is valid, 0 if it must not
+// be cached.
+static __always_inline __u32 pod_origin(struct bpf_sock *sk, __u64 cookie, int is_ipv4, const struct addr *bound, int may_ask,
+				       struct addr *source, __u64 *until)
 {
-	struct space_key key = {.cookie = cookie, .family = four ? 4 : 6};
-	struct space *found = bpf_map_lookup_elem(&spaces, &key);
+	struct netns_key key = {.cookie = cookie, .family = is_ipv4 ? 4 : 6};
+	struct netns_info *found = bpf_map_lookup_elem(&spaces, &key);
 	__u64 now = bpf_ktime_get_coarse_ns();
-	struct space known = {.cookie = cookie, .origin = UNKNOWN};
+	struct netns_info known = {.cookie = cookie, .origin = UNKNOWN};
 
 	*until = 0;
 	if (found) {
@@ -591,21 +606,21 @@ static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, co
 		if (!matches(&key, &known))
 			return UNKNOWN;
 	}
-	if (known.until < now && ask_it && is_zero(bound))
-		ask(sk, &key, &known, now);
-	// Nothing is kept while the daemon is asked, or should be.
-	if (known.until > now + ASK_AGAIN)
+	if (known.until < now && may_ask && is_zero(bound))
+		ask_daemon(sk, &key, &known, now);
+	// Nothing is cached while an answer of the daemon is pending or should be asked for.
+	if (known.until > now + ASK_INTERVAL)
 		*until = known.until;
-	if (known.origin >= THIS_NODE || (!is_zero(bound) && !same(bound, &known.source)))
+	if (known.origin >= THIS_NODE || (!is_zero(bound) && !same_addr(bound, &known.source)))
 		return UNKNOWN;
 	*source = known.source;
 	return known.origin;
 }
 
-// origin returns who the client is, or UNKNOWN to leave its socket, a pod's address, and
-// until when that holds.
-static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 node_addr, int ask_it,
-				    struct addr *source, __u64 *until)
+// client_origin returns the origin of a socket, or UNKNOWN if it must be left alone; the
+// source address, if it is a pod's; and until when that is valid.
+static __always_inline __u32 client_origin(struct bpf_sock *sk, __u64 cookie, int is_ipv4, const struct addr *bound, __u32 node_addr,
+					  int may_ask, struct addr *source, __u64 *until)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -613,26 +628,26 @@ static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four,
 	if (!s)
 		return UNKNOWN;
 	if (cookie != s->node) {
-		if (node_addr & LOOPBACK) // its own
+		if (node_addr & LOOPBACK) // the pod's own loopback address
 			return UNKNOWN;
-		return pod(sk, cookie, four, bound, ask_it, source, until);
+		return pod_origin(sk, cookie, is_ipv4, bound, may_ask, source, until);
 	}
-	// To an address of its own the node speaks from that address.
+	// A connection of the node to one of its own addresses has that address as its source.
 	if (!is_zero(bound) || node_addr & POD_RANGE)
 		return UNKNOWN;
 	return THIS_NODE;
 }
 
-// claimed reports whether the rules would translate, or drop, what is sent to an
+// handled_by_rules reports whether the rules would translate or drop packets to the
 // endpoint itself.
-static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
+static __always_inline int handled_by_rules(const struct endpoint *e, __u8 protocol)
 {
 	struct frontend key = {.addr = e->addr, .port = e->port, .protocol = protocol};
 	__u32 *flags;
 
 	if (e->flags & IN_SERVICE_RANGE || bpf_map_lookup_elem(&services, &key))
 		return 1;
-	if (!(e->flags & HERE))
+	if (!(e->flags & MAY_BE_LOCAL))
 		return 0;
 	__builtin_memset(&key.addr, 0, sizeof(key.addr));
 	key.nodeport = is_v4(&e->addr) ? 4 : 6;
@@ -642,8 +657,8 @@ static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
 	return flags && *flags & TAKES_NODEPORTS;
 }
 
-// current_generation is to be read before the maps are: with a barrier, so that nothing
-// of before a change is taken for what is after it.
+// current_generation returns the generation, with a full barrier. It must be called before
+// the maps are read, so that old contents are never cached with a newer generation.
 static __always_inline __u64 current_generation(void)
 {
 	__u32 zero = 0;
@@ -652,7 +667,7 @@ static __always_inline __u64 current_generation(void)
 	return g ? __sync_fetch_and_add(g, 0) : 0;
 }
 
-// is_current reports whether what was found in a generation is still so: nothing was
+// is_current reports whether what was found in a generation is still valid: nothing was
 // written to the maps since, and nothing is being written.
 static __always_inline int is_current(__u64 found)
 {
@@ -662,8 +677,9 @@ static __always_inline int is_current(__u64 found)
 	return g && found && *g == found;
 }
 
-// decide finds out what is to be done with a socket that wants to go somewhere.
-__noinline int decide(struct bpf_sock_addr *ctx, const struct addr *bound, int ask_it, __u32 index, struct decision *d)
+// make_decision reads from the maps what to do with a socket that connects to d->to, and
+// caches it if the socket is not bound.
+__noinline int make_decision(struct bpf_sock_addr *ctx, const struct addr *bound, int may_ask, __u32 index, struct decision *d)
 {
 	__u32 node_addr, from;
 	struct service s;
@@ -675,8 +691,8 @@ __noinline int decide(struct bpf_sock_addr *ctx, const struct addr *bound, int a
 	d->until = ~0ULL;
 	d->n = d->first = 0;
 	__builtin_memset(&d->source, 0, sizeof(d->source));
-	if (find(&d->to, &s, &node_addr)) {
-		from = origin(ctx->sk, d->space, is_v4(&d->to.addr), bound, node_addr, ask_it, &d->source, &d->until);
+	if (find_frontend(&d->to, &s, &node_addr)) {
+		from = client_origin(ctx->sk, d->netns, is_v4(&d->to.addr), bound, node_addr, may_ask, &d->source, &d->until);
 		action = from < ORIGINS ? s.actions[from & 3] : 0;
 		if (action & TRANSLATE) {
 			d->row = s.row;
@@ -685,38 +701,40 @@ __noinline int decide(struct bpf_sock_addr *ctx, const struct addr *bound, int a
 		}
 	}
 	if (is_zero(bound)) {
-		d->check = kept_check(d);
+		d->check = cache_check(d);
 		bpf_map_update_elem(&decisions, &index, d, BPF_ANY);
 	}
 	return 1;
 }
 
-// decision finds what was decided about sockets that are not bound, or decides.
-static __always_inline int decision(struct bpf_sock_addr *ctx, const struct at *to, __u8 protocol, __u64 space, const struct addr *bound,
-				    int ask_it, __u64 now, struct decision *d)
+// find_decision returns what to do with a socket that connects to an address and port,
+// from the cache if possible, in d. It returns 0 on failure.
+static __always_inline int find_decision(struct bpf_sock_addr *ctx, const struct addr_port *to, __u8 protocol, __u64 netns,
+					 const struct addr *bound, int may_ask, __u64 now, struct decision *d)
 {
 	const __u32 *words = to->addr.words;
-	__u64 hashed[] = {words[0] ^ words[1] ^ words[2] ^ words[3], to->port | (__u64)protocol << 32, space};
-	__u32 index = (sum(0, hashed, 3) >> 32) % DECISIONS;
-	struct decision *place = bpf_map_lookup_elem(&decisions, &index);
+	__u64 hashed[] = {words[0] ^ words[1] ^ words[2] ^ words[3], to->port | (__u64)protocol << 32, netns};
+	__u32 index = (weighted_sum(0, hashed, 3) >> 32) % DECISIONS;
+	struct decision *cached = bpf_map_lookup_elem(&decisions, &index);
 
-	if (!place)
+	if (!cached)
 		return 0;
 	if (is_zero(bound)) {
-		*d = *place;
-		if (d->space == space && same(&d->to.addr, &to->addr) && d->to.port == to->port && d->to.protocol == protocol &&
-		    d->until > now && is_current(d->generation) && d->check == kept_check(d))
+		*d = *cached;
+		if (d->netns == netns && same_addr(&d->to.addr, &to->addr) && d->to.port == to->port && d->to.protocol == protocol &&
+		    d->until > now && is_current(d->generation) && d->check == cache_check(d))
 			return 1;
 	}
-	d->space = space;
+	d->netns = netns;
 	d->to.addr = to->addr;
 	d->to.port = to->port;
 	d->to.protocol = protocol;
-	return decide(ctx, bound, ask_it, index, d);
+	return make_decision(ctx, bound, may_ask, index, d);
 }
 
-// resolve finds the endpoint of a slot, unless the rules would not send to it as it is.
-__noinline int resolve(struct target *t, __u32 protocol, __u32 index)
+// resolve_target reads the endpoint of a slot from the maps and caches it. It returns 0 if
+// there is none, or if the rules would translate or drop packets to it.
+__noinline int resolve_target(struct target *t, __u32 protocol, __u32 index)
 {
 	struct endpoint *found;
 	struct endpoint e;
@@ -730,70 +748,71 @@ __noinline int resolve(struct target *t, __u32 protocol, __u32 index)
 	if (!found)
 		return 0;
 	e = *found;
-	if (!matches(&slot, &e) || claimed(&e, protocol))
+	if (!matches(&slot, &e) || handled_by_rules(&e, protocol))
 		return 0;
-	t->at.addr = e.addr;
-	t->at.port = e.port;
-	t->check = kept_check(t);
+	t->endpoint.addr = e.addr;
+	t->endpoint.port = e.port;
+	t->check = cache_check(t);
 	bpf_map_update_elem(&targets, &index, t, BPF_ANY);
 	return 1;
 }
 
-// target finds the endpoint of a slot that was found before, or resolves it.
-static __always_inline int target(const struct slot *slot, __u32 protocol, struct target *t)
+// find_target returns the endpoint of a slot, from the cache if possible, in t. It returns
+// 0 if there is none to use.
+static __always_inline int find_target(const struct slot *slot, __u32 protocol, struct target *t)
 {
 	__u64 hashed[] = {slot->row, slot->number};
-	__u32 index = (sum(0, hashed, 2) >> 32) % TARGETS;
-	struct target *place = bpf_map_lookup_elem(&targets, &index);
+	__u32 index = (weighted_sum(0, hashed, 2) >> 32) % TARGETS;
+	struct target *cached = bpf_map_lookup_elem(&targets, &index);
 
-	if (!place)
+	if (!cached)
 		return 0;
-	*t = *place;
-	if (t->slot.row == slot->row && t->slot.number == slot->number && is_current(t->generation) && t->check == kept_check(t))
+	*t = *cached;
+	if (t->slot.row == slot->row && t->slot.number == slot->number && is_current(t->generation) && t->check == cache_check(t))
 		return 1;
 	t->slot = *slot;
-	return resolve(t, protocol, index);
+	return resolve_target(t, protocol, index);
 }
 
-// What choose may find.
+// Results of choose_endpoint.
 enum { NOTHING, ENDPOINT, ITSELF };
 
-// choose finds an endpoint for a new connection to the frontend of a pair. A pod that
-// draws itself is to be left to the rules, which hide it from itself.
-__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
+// choose_endpoint chooses an endpoint for a new connection to the frontend of a pair. If a
+// pod draws itself the rules must translate, because they masquerade such a connection.
+__noinline int choose_endpoint(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int may_ask, struct pair *out)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
-	__u64 now = bpf_ktime_get_coarse_ns(), space;
+	__u64 now = bpf_ktime_get_coarse_ns(), netns;
 	struct bpf_sock *sk = ctx->sk;
 	struct decision d = {};
 	struct slot slot;
 	struct target t;
 
-	// What a socket's device or mark does to its way is not known.
+	// A device or mark of the socket may change how its packets are routed or filtered.
 	if (!s || s->until < now || !sk || sk->bound_dev_if || sk->mark || !out || !bound)
 		return NOTHING;
-	space = kern->sk->__sk_common.skc_net.net->net_cookie;
-	if (!decision(ctx, &out->frontend, protocol, space, bound, ask_it, now, &d) || !d.n)
+	netns = kern->sk->__sk_common.skc_net.net->net_cookie;
+	if (!find_decision(ctx, &out->frontend, protocol, netns, bound, may_ask, now, &d) || !d.n)
 		return NOTHING;
-	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
+	if (netns != s->node && has_output_rules(ctx, is_v4(&out->frontend.addr)))
 		return NOTHING;
 	slot.row = d.row;
 	slot.number = d.first | (d.n > 1 ? bpf_get_prandom_u32() % d.n : 0);
-	if (!target(&slot, protocol, &t))
+	if (!find_target(&slot, protocol, &t))
 		return NOTHING;
-	if (same(&d.source, &t.at.addr))
+	if (same_addr(&d.source, &t.endpoint.addr))
 		return ITSELF;
-	out->endpoint = t.at;
+	out->endpoint = t.endpoint;
 	out->row = slot.row;
 	out->number = slot.number;
 	out->generation = d.generation == t.generation ? t.generation : 0;
 	return ENDPOINT;
 }
 
-// holds reports whether a slot has an endpoint.
-static __always_inline int holds(struct slot *slot, const struct at *endpoint)
+// slot_holds reports whether the endpoint of a slot is this one.
+static __always_inline int slot_holds(struct slot *slot, const struct addr_port *endpoint)
 {
 	struct endpoint *found = bpf_map_lookup_elem(&endpoints, slot);
 	struct endpoint e;
@@ -801,16 +820,16 @@ static __always_inline int holds(struct slot *slot, const struct at *endpoint)
 	if (!found)
 		return 0;
 	e = *found;
-	return matches(slot, &e) && e.port == endpoint->port && same(&e.addr, &endpoint->addr);
+	return matches(slot, &e) && e.port == endpoint->port && same_addr(&e.addr, &endpoint->addr);
 }
 
-struct search {
+struct slot_search {
 	struct pair *pair;
 	struct slot slot;
 	int found;
 };
 
-static int look(__u32 i, struct search *s)
+static int search_slot(__u32 i, struct slot_search *s)
 {
 	struct endpoint *e;
 
@@ -818,7 +837,7 @@ static int look(__u32 i, struct search *s)
 	e = bpf_map_lookup_elem(&endpoints, &s->slot);
 	if (!e)
 		return 1; // Slots have no gaps.
-	if (e->port == s->pair->endpoint.port && same(&e->addr, &s->pair->endpoint.addr)) {
+	if (e->port == s->pair->endpoint.port && same_addr(&e->addr, &s->pair->endpoint.addr)) {
 		s->pair->number = s->slot.number;
 		s->found = 1;
 		return 1;
@@ -828,15 +847,15 @@ static int look(__u32 i, struct search *s)
 
 #define MAX_SLOTS (1 << 16)
 
-// served reports whether the frontend of a pair is that of its row, and its
-// endpoint one of it, in the same slot or in another, or keeps what it has.
-__noinline int served(struct pair *p)
+// is_served reports whether a pair is still right: its frontend belongs to its row, and its
+// endpoint is in a slot of the row, the same or another, or is draining.
+__noinline int is_served(struct pair *p)
 {
 	struct frontend to = {};
 	struct service now;
 	struct slot slot;
 	struct member m = {};
-	struct search s = {};
+	struct slot_search s = {};
 	__u32 flags;
 
 	if (!p)
@@ -844,11 +863,11 @@ __noinline int served(struct pair *p)
 	to.addr = p->frontend.addr;
 	to.port = p->frontend.port;
 	to.protocol = UDP;
-	if (!find(&to, &now, &flags) || now.row != p->row)
+	if (!find_frontend(&to, &now, &flags) || now.row != p->row)
 		return 0;
 	slot.row = p->row;
 	slot.number = p->number;
-	if (holds(&slot, &p->endpoint))
+	if (slot_holds(&slot, &p->endpoint))
 		return 1;
 	m.row = p->row;
 	m.addr = p->endpoint.addr;
@@ -857,25 +876,27 @@ __noinline int served(struct pair *p)
 		return 1;
 	s.pair = p;
 	s.slot.row = p->row;
-	bpf_loop(MAX_SLOTS, look, &s, 0);
+	bpf_loop(MAX_SLOTS, search_slot, &s, 0);
 	return s.found;
 }
 
-// alive reports whether a pair is still served.
-static __always_inline int alive(struct pair *p)
+// is_alive reports whether a pair is still served, without reading the maps if they have
+// not changed since it was last found to be.
+static __always_inline int is_alive(struct pair *p)
 {
 	__u64 found = p->generation, now;
 
 	if (is_current(found))
 		return 1;
 	now = current_generation();
-	if (!served(p))
+	if (!is_served(p))
 		return 0;
-	__sync_val_compare_and_swap(&p->generation, found, now); // unless a thread has put another pair there
+	__sync_val_compare_and_swap(&p->generation, found, now); // unless another thread has replaced the pair
 	return 1;
 }
 
-// cookie_of returns a socket's cookie, or 0 if nobody has asked for it yet.
+// cookie_of returns a socket's cookie, or 0 if it was not given one yet: then it was never
+// translated.
 static __always_inline __u64 cookie_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
@@ -883,17 +904,17 @@ static __always_inline __u64 cookie_of(struct bpf_sock_addr *ctx)
 	return kern->sk->__sk_common.skc_cookie.counter;
 }
 
-// remembered reports whether the kernel tells when a socket is closed: not if it is
-// one of its own, such as those that are part of an MPTCP connection, whose peer is
-// asked for by another socket.
-static __always_inline int remembered(struct bpf_sock_addr *ctx)
+// has_release reports whether a program is called when the socket is closed. It is not for
+// sockets of the kernel, such as the subflows of an MPTCP connection, where getpeername is
+// also called on another socket.
+static __always_inline int has_release(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
 
 	return !BPF_CORE_READ_BITFIELD(kern->sk, sk_kern_sock);
 }
 
-static __always_inline __u32 way_of(const __u64 *cookies, __u64 cookie)
+static __always_inline __u32 find_way(const __u64 *cookies, __u64 cookie)
 {
 #pragma unroll
 	for (__u32 i = 0; i < WAYS; i++)
@@ -902,11 +923,11 @@ static __always_inline __u32 way_of(const __u64 *cookies, __u64 cookie)
 	return WAYS;
 }
 
-// claim returns a socket's place in its set, or WAYS if there is none, or another
-// thread is about to take one for it.
-static __always_inline __u32 claim(__u64 *cookies, __u64 cookie)
+// claim_way returns the way of a socket in its set, taking a free one if it has none yet.
+// It returns WAYS if the set is full, or if another thread takes one for the same socket.
+static __always_inline __u32 claim_way(__u64 *cookies, __u64 cookie)
 {
-	__u32 at = way_of(cookies, cookie);
+	__u32 at = find_way(cookies, cookie);
 
 	if (at < WAYS)
 		return at;
@@ -916,15 +937,15 @@ static __always_inline __u32 claim(__u64 *cookies, __u64 cookie)
 			continue;
 		at = i;
 	}
-	if (at < WAYS && way_of(cookies, cookie) != at) {
+	if (at < WAYS && find_way(cookies, cookie) != at) {
 		cookies[at & (WAYS - 1)] = 0;
 		return WAYS;
 	}
 	return at;
 }
 
-// tcp_socket and udp_socket return what is known of a socket, or null. With make it
-// is a place for it.
+// tcp_socket and udp_socket return the entry of a socket, or null. If make is set they
+// create it if there is room.
 static __always_inline struct tcp_socket *tcp_socket(__u64 cookie, int make)
 {
 	__u32 index = cookie / WAYS % TCP_SETS;
@@ -933,7 +954,7 @@ static __always_inline struct tcp_socket *tcp_socket(__u64 cookie, int make)
 
 	if (!set || !cookie)
 		return 0;
-	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
+	at = make ? claim_way(set->cookies, cookie) : find_way(set->cookies, cookie);
 	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
 }
 
@@ -945,11 +966,11 @@ static __always_inline struct udp_pairs *udp_socket(__u64 cookie, int make)
 
 	if (!set || !cookie)
 		return 0;
-	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
+	at = make ? claim_way(set->cookies, cookie) : find_way(set->cookies, cookie);
 	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
 }
 
-// forget has a socket be what it was made, for as long as it is not translated again.
+// forget removes the translations of a socket that connects to something else.
 static __always_inline void forget(__u64 cookie, __u32 protocol)
 {
 	struct udp_pairs *u;
@@ -963,11 +984,12 @@ static __always_inline void forget(__u64 cookie, __u32 protocol)
 	}
 	u = udp_socket(cookie, 0);
 	if (u)
-		u->used = u->connected = u->left = 0;
+		u->used = u->connected = u->rules_only = 0;
 }
 
-// connect makes a socket connect to an endpoint, and forgets what it was before.
-static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
+// translate_connect translates the destination of a socket that connects, and replaces
+// what was known about it. It returns 1 if *to has changed.
+static __always_inline int translate_connect(struct bpf_sock_addr *ctx, struct addr_port *to, const struct addr *bound)
 {
 	__u32 protocol = ctx->protocol;
 	struct pair p = {.frontend = *to};
@@ -976,9 +998,9 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 	struct tcp_socket *t;
 	__u64 cookie;
 
-	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !remembered(ctx))
+	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !has_release(ctx))
 		return 0;
-	if (choose(ctx, protocol, bound, 1, &p) != ENDPOINT) {
+	if (choose_endpoint(ctx, protocol, bound, 1, &p) != ENDPOINT) {
 		forget(cookie_of(ctx), protocol);
 		return 0;
 	}
@@ -1005,8 +1027,8 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 	return 1;
 }
 
-// permission returns until when programs may act; 0: the maps are not to be trusted.
-static __always_inline __u64 permission(void)
+// lease_end returns the end of the lease; 0 means that the maps may be wrong.
+static __always_inline __u64 lease_end(void)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -1014,13 +1036,14 @@ static __always_inline __u64 permission(void)
 	return s ? s->until : 0;
 }
 
-// keep remembers a pair, in its place or in a new one.
-static __always_inline int keep(struct udp_pairs *u, __u32 at, const struct pair *p)
+// store_pair stores a pair of a socket at an index, or as a new one if the index is PAIRS.
+// It returns 0 if it cannot.
+static __always_inline int store_pair(struct udp_pairs *u, __u32 at, const struct pair *p)
 {
-	// Of two frontends with one endpoint, answers could be either's.
+	// If two frontends had the same endpoint, a reply could be from either of them.
 #pragma unroll
 	for (int i = 0; i < PAIRS; i++)
-		if (i < u->used && i != at && same_at(&u->pairs[i].endpoint, &p->endpoint))
+		if (i < u->used && i != at && same_addr_port(&u->pairs[i].endpoint, &p->endpoint))
 			return 0;
 	if (at < PAIRS) {
 		u->pairs[at & (PAIRS - 1)] = *p;
@@ -1030,63 +1053,65 @@ static __always_inline int keep(struct udp_pairs *u, __u32 at, const struct pair
 	if (at >= PAIRS)
 		return 0;
 	u->pairs[at & (PAIRS - 1)] = *p;
-	__sync_fetch_and_add(&u->used, 1); // after that
+	__sync_fetch_and_add(&u->used, 1); // only after the pair is complete
 	return 1;
 }
 
-// send sends a datagram that is told its destination to an endpoint: the one of the
-// last datagram to that frontend, if it is still there. A socket that is connected takes
-// answers of no other, so there it is the same in any case, and cut refuses it.
-static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
+// translate_send translates the destination of a datagram. It is sent to the same endpoint
+// as the last one to that frontend, if that is still served. A connected socket accepts
+// replies of its peer only, so it always keeps its endpoint; if that is gone, cut drops
+// the packet. It returns 1 if *to has changed.
+static __always_inline int translate_send(struct bpf_sock_addr *ctx, struct addr_port *to, const struct addr *bound)
 {
 	struct udp_pairs *u;
 	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
 	__u64 until;
-	int kept, chosen;
+	int stored, chosen;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
 	u = udp_socket(cookie_of(ctx), 0);
-	// A connected socket takes answers of its peer only. The kernel names the peer of an
-	// IPv6 socket in each datagram if that has an IPv4 address.
-	if (ctx->sk->state == BPF_TCP_ESTABLISHED && !(u && u->used && same_at(&u->pairs[0].frontend, to)))
+	// A connected socket accepts replies of its peer only, so only a datagram to the peer is
+	// translated. For a connected IPv6 socket with an IPv4 peer the kernel calls this program
+	// for every datagram.
+	if (ctx->sk->state == BPF_TCP_ESTABLISHED && !(u && u->used && same_addr_port(&u->pairs[0].frontend, to)))
 		return 0;
 	if (u) {
 		if (u->connected && ctx->sk->state != BPF_TCP_ESTABLISHED)
-			u->connected = 0; // It was disconnected, which nobody is told.
+			u->connected = 0; // No program is called when a socket is disconnected.
 #pragma unroll
 		for (int i = 0; i < PAIRS; i++)
-			if (i < u->used && same_at(&u->pairs[i].frontend, to))
+			if (i < u->used && same_addr_port(&u->pairs[i].frontend, to))
 				at = i;
 		if (at == 0 && u->connected) {
 			*to = u->pairs[0].endpoint;
 			return 1;
 		}
-		until = permission();
-		if (at < PAIRS && until && until + KEEP > bpf_ktime_get_coarse_ns() && alive(&u->pairs[at & (PAIRS - 1)])) {
+		until = lease_end();
+		if (at < PAIRS && until && until + PAIR_GRACE > bpf_ktime_get_coarse_ns() && is_alive(&u->pairs[at & (PAIRS - 1)])) {
 			*to = u->pairs[at & (PAIRS - 1)].endpoint;
 			return 1;
 		}
 	}
-	if (u && u->left)
+	if (u && u->rules_only)
 		return 0;
-	chosen = choose(ctx, UDP, bound, 0, &p);
+	chosen = choose_endpoint(ctx, UDP, bound, 0, &p);
 	if (chosen == NOTHING)
-		return 0; // From now on the rules translate it, and answers come from the frontend.
-	if (!u && remembered(ctx))
+		return 0; // The rules translate, and replies come from the frontend.
+	if (!u && has_release(ctx))
 		u = udp_socket(bpf_get_socket_cookie(ctx), 1);
-	// Servers that talk to each other from their own ports could not tell what one of them
-	// says by itself from an answer.
+	// If servers send to each other from their own ports, what one sends on its own initiative
+	// cannot be distinguished from a reply.
 	if (u && (chosen == ITSELF || ctx->sk->src_port == bpf_ntohs(p.endpoint.port)))
-		u->left = 1; // or it would go elsewhere with its next datagram
-	if (!u || u->left)
+		u->rules_only = 1; // or its next datagram might go to another endpoint
+	if (!u || u->rules_only)
 		return 0;
 	if (__sync_val_compare_and_swap(&u->busy, 0, 1))
-		return 0; // Another thread sends the first datagram of its own.
-	kept = keep(u, at, &p);
+		return 0; // Another thread is adding a pair.
+	stored = store_pair(u, at, &p);
 	__sync_lock_test_and_set(&u->busy, 0);
-	if (!kept)
+	if (!stored)
 		return 0;
 	*to = p.endpoint;
 	count(TRANSLATED_UDP);
@@ -1094,8 +1119,9 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	return 1;
 }
 
-// answer tells an answer's source as the address that was asked.
-static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
+// restore_source translates the source of a reply back to the frontend. It returns 1 if
+// *from has changed.
+static __always_inline int restore_source(struct bpf_sock_addr *ctx, struct addr_port *from)
 {
 	struct udp_pairs *u = udp_socket(cookie_of(ctx), 0);
 
@@ -1103,15 +1129,16 @@ static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < PAIRS; i++)
-		if (i < u->used && same_at(&u->pairs[i].endpoint, from)) {
+		if (i < u->used && same_addr_port(&u->pairs[i].endpoint, from)) {
 			*from = u->pairs[i].frontend;
 			return 1;
 		}
 	return 0;
 }
 
-// peer tells the address that a socket was to be connected to.
-static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
+// restore_peer translates the peer of a connected socket back to the frontend. It returns
+// 1 if *at has changed.
+static __always_inline int restore_peer(struct bpf_sock_addr *ctx, struct addr_port *at)
 {
 	__u64 cookie = cookie_of(ctx);
 	struct udp_pairs *u;
@@ -1119,31 +1146,31 @@ static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
 
 	if (ctx->protocol == TCP) {
 		t = tcp_socket(cookie, 0);
-		if (!t || !same_at(&t->pair.endpoint, at))
+		if (!t || !same_addr_port(&t->pair.endpoint, at))
 			return 0;
 		*at = t->pair.frontend;
 		return 1;
 	}
 	u = udp_socket(cookie, 0);
-	if (!u || !u->connected || !same_at(&u->pairs[0].endpoint, at))
+	if (!u || !u->connected || !same_addr_port(&u->pairs[0].endpoint, at))
 		return 0;
 	*at = u->pairs[0].frontend;
 	return 1;
 }
 
-static __always_inline void read4(struct bpf_sock_addr *ctx, struct at *at)
+static __always_inline void read4(struct bpf_sock_addr *ctx, struct addr_port *at)
 {
-	v4(&at->addr, ctx->user_ip4);
+	set_v4(&at->addr, ctx->user_ip4);
 	at->port = ctx->user_port;
 }
 
-static __always_inline void write4(struct bpf_sock_addr *ctx, const struct at *at)
+static __always_inline void write4(struct bpf_sock_addr *ctx, const struct addr_port *at)
 {
 	ctx->user_ip4 = at->addr.words[3];
 	ctx->user_port = at->port;
 }
 
-static __always_inline void read6(struct bpf_sock_addr *ctx, struct at *at)
+static __always_inline void read6(struct bpf_sock_addr *ctx, struct addr_port *at)
 {
 	at->addr.words[0] = ctx->user_ip6[0];
 	at->addr.words[1] = ctx->user_ip6[1];
@@ -1152,7 +1179,7 @@ static __always_inline void read6(struct bpf_sock_addr *ctx, struct at *at)
 	at->port = ctx->user_port;
 }
 
-static __always_inline void write6(struct bpf_sock_addr *ctx, const struct at *at)
+static __always_inline void write6(struct bpf_sock_addr *ctx, const struct addr_port *at)
 {
 	ctx->user_ip6[0] = at->addr.words[0];
 	ctx->user_ip6[1] = at->addr.words[1];
@@ -1161,12 +1188,12 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct at *a
 	ctx->user_port = at->port;
 }
 
-// bound4 and bound6 return the address that a socket is bound to, or zero.
+// bound4 and bound6 return the address that a socket is bound to; zero if it is not.
 static __always_inline void bound4(struct bpf_sock *sk, struct addr *a)
 {
 	__builtin_memset(a, 0, sizeof(*a));
 	if (sk && sk->src_ip4)
-		v4(a, sk->src_ip4);
+		set_v4(a, sk->src_ip4);
 }
 
 static __always_inline void bound6(struct bpf_sock *sk, struct addr *a)
@@ -1184,11 +1211,11 @@ SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
 	struct addr bound;
-	struct at to = {};
+	struct addr_port to = {};
 
 	read4(ctx, &to);
 	bound4(ctx->sk, &bound);
-	if (connect(ctx, &to, &bound))
+	if (translate_connect(ctx, &to, &bound))
 		write4(ctx, &to);
 	return 1;
 }
@@ -1197,11 +1224,11 @@ SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
 	struct addr bound;
-	struct at to = {};
+	struct addr_port to = {};
 
 	read6(ctx, &to);
 	bound6(ctx->sk, &bound);
-	if (connect(ctx, &to, &bound))
+	if (translate_connect(ctx, &to, &bound))
 		write6(ctx, &to);
 	return 1;
 }
@@ -1210,12 +1237,12 @@ SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
 	struct addr bound = {};
-	struct at to = {};
+	struct addr_port to = {};
 
 	read4(ctx, &to);
 	if (ctx->msg_src_ip4)
-		v4(&bound, ctx->msg_src_ip4);
-	if (send(ctx, &to, &bound))
+		set_v4(&bound, ctx->msg_src_ip4);
+	if (translate_send(ctx, &to, &bound))
 		write4(ctx, &to);
 	return 1;
 }
@@ -1224,14 +1251,14 @@ SEC("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
 	struct addr bound = {};
-	struct at to = {};
+	struct addr_port to = {};
 
 	read6(ctx, &to);
 	bound.words[0] = ctx->msg_src_ip6[0];
 	bound.words[1] = ctx->msg_src_ip6[1];
 	bound.words[2] = ctx->msg_src_ip6[2];
 	bound.words[3] = ctx->msg_src_ip6[3];
-	if (send(ctx, &to, &bound))
+	if (translate_send(ctx, &to, &bound))
 		write6(ctx, &to);
 	return 1;
 }
@@ -1239,10 +1266,10 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	struct at from = {};
+	struct addr_port from = {};
 
 	read4(ctx, &from);
-	if (answer(ctx, &from))
+	if (restore_source(ctx, &from))
 		write4(ctx, &from);
 	return 1;
 }
@@ -1250,10 +1277,10 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	struct at from = {};
+	struct addr_port from = {};
 
 	read6(ctx, &from);
-	if (answer(ctx, &from))
+	if (restore_source(ctx, &from))
 		write6(ctx, &from);
 	return 1;
 }
@@ -1261,10 +1288,10 @@ int recvmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	struct at at = {};
+	struct addr_port at = {};
 
 	read4(ctx, &at);
-	if (peer(ctx, &at))
+	if (restore_peer(ctx, &at))
 		write4(ctx, &at);
 	return 1;
 }
@@ -1272,16 +1299,16 @@ int getpeername4(struct bpf_sock_addr *ctx)
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	struct at at = {};
+	struct addr_port at = {};
 
 	read6(ctx, &at);
-	if (peer(ctx, &at))
+	if (restore_peer(ctx, &at))
 		write6(ctx, &at);
 	return 1;
 }
 
-// says reports whether the daemon says something.
-static __always_inline int says(__u32 flag)
+// has_flag reports whether a flag of the settings is set.
+static __always_inline int has_flag(__u32 flag)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -1291,11 +1318,12 @@ static __always_inline int says(__u32 flag)
 
 #define kernel_type(type, address) ((type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)))
 
-// sent returns how many bytes a socket has sent, each counted once. The number of the
-// next sequence has 32 bits of that; the rest follows from what was acknowledged, which
-// is less by what is under way. SYN and FIN have numbers, too. The order of reading
-// matters where nobody holds the socket: it comes to too little, not to too much.
-static __always_inline __u64 sent_by(struct sock *sk, struct tcp_sock *tp, __u32 first)
+// bytes_sent returns how many bytes a socket has sent, not counting retransmissions. The
+// next sequence number has the low 32 bits of that; the high bits follow from bytes_acked,
+// which is smaller by what is in flight. SYN and FIN take a sequence number each. The
+// socket is not always locked: with this order of reads the result can be too small, but
+// not too large.
+static __always_inline __u64 bytes_sent(struct sock *sk, struct tcp_sock *tp, __u32 first)
 {
 	__u8 state = sk->__sk_common.skc_state;
 	__u64 n, numbers = 1;
@@ -1315,8 +1343,9 @@ static __always_inline __u64 sent_by(struct sock *sk, struct tcp_sock *tp, __u32
 	return n > numbers ? n - numbers : 0;
 }
 
-// received_by returns how many bytes a socket has received. A FIN was counted.
-static __always_inline __u64 received_by(struct sock *sk, struct tcp_sock *tp)
+// bytes_received returns how many bytes a socket has received. The kernel's count includes
+// the FIN.
+static __always_inline __u64 bytes_received(struct sock *sk, struct tcp_sock *tp)
 {
 	__u64 n = tp->bytes_received;
 
@@ -1326,21 +1355,21 @@ static __always_inline __u64 received_by(struct sock *sk, struct tcp_sock *tp)
 	return n;
 }
 
-// read_socket reads what a socket has carried so far.
-static __always_inline void read_socket(const struct tcp_socket *t, struct carried *out)
+// read_counts reads what a TCP socket has carried so far from the kernel's socket.
+static __always_inline void read_counts(const struct tcp_socket *t, struct traffic_counts *out)
 {
 	struct sock *sk = kernel_type(struct sock, t->sk);
 	struct tcp_sock *tp = kernel_type(struct tcp_sock, t->sk);
 
-	out->bytes[TO_ENDPOINT] = sent_by(sk, tp, t->first);
-	out->bytes[TO_CLIENT] = received_by(sk, tp);
+	out->bytes[TO_ENDPOINT] = bytes_sent(sk, tp, t->first);
+	out->bytes[TO_CLIENT] = bytes_received(sk, tp);
 	out->packets[TO_ENDPOINT] = tp->segs_out;
 	out->packets[TO_CLIENT] = tp->segs_in;
 }
 
-static __always_inline void count_carried(const struct pair *p, __u32 protocol, const struct carried *n)
+static __always_inline void add_counts(const struct pair *p, __u32 protocol, const struct traffic_counts *n)
 {
-	struct carried *c = carried_by(p, protocol);
+	struct traffic_counts *c = counts_of(p, protocol);
 
 	if (!c)
 		return;
@@ -1353,35 +1382,35 @@ static __always_inline void count_carried(const struct pair *p, __u32 protocol, 
 	}
 }
 
-// end counts a socket that carries nothing any more, unless that was done, and
-// returns its state of before. Who reads counts of routes and then sockets sees it in
-// one of them at most.
-static __always_inline __u32 end(struct tcp_socket *t)
+// count_ended adds the counts of a socket that has ended to the map connections, unless
+// that was done before, and returns the previous state. ENDED is set first, so that a
+// reader of the map and then of the sockets counts it at most once.
+static __always_inline __u32 count_ended(struct tcp_socket *t)
 {
 	__u32 was = __sync_fetch_and_or(&t->state, ENDED);
-	struct carried c = {};
+	struct traffic_counts c = {};
 
 	if (was & ENDED || !(was & METERED))
 		return was;
-	read_socket(t, &c);
-	count_carried(&t->pair, TCP, &c);
+	read_counts(t, &c);
+	add_counts(&t->pair, TCP, &c);
 	return was;
 }
 
-// vacate gives a socket's place to another one.
-static __always_inline void vacate(struct tcp_set *set, __u32 at)
+// free_way frees the way of a TCP socket.
+static __always_inline void free_way(struct tcp_set *set, __u32 at)
 {
 	__builtin_memset(&set->sockets[at & (WAYS - 1)], 0, sizeof(set->sockets[0]));
-	__sync_lock_test_and_set(&set->cookies[at & (WAYS - 1)], 0); // after that
+	__sync_lock_test_and_set(&set->cookies[at & (WAYS - 1)], 0); // only after the entry is clear
 }
 
-// release_tcp gives the place of a socket that is closed to another one: at once, or
-// when it has ended, which of the two comes last.
+// release_tcp is called when a socket is closed. It frees the socket's way, unless its
+// bytes are counted and it has not ended yet: then the program ends does.
 static __always_inline void release_tcp(__u64 cookie)
 {
 	__u32 index = cookie / WAYS % TCP_SETS;
 	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
-	__u32 at = set ? way_of(set->cookies, cookie) : WAYS;
+	__u32 at = set ? find_way(set->cookies, cookie) : WAYS;
 	struct tcp_socket *t;
 	__u32 was;
 
@@ -1391,17 +1420,18 @@ static __always_inline void release_tcp(__u64 cookie)
 	if (t->state & METERED) {
 		was = __sync_fetch_and_or(&t->state, RELEASED);
 		if (!(was & ENDED)) {
-			// Another program may have said that nobody wants to hear of its end.
-			if (says(COUNT_BYTES) && kernel_type(struct tcp_sock, t->sk)->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG)
+			// Another program may have cleared the flag, so that no program is called at its end.
+			if (has_flag(COUNT_BYTES) && kernel_type(struct tcp_sock, t->sk)->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG)
 				return;
-			if (end(t) & ENDED)
+			if (count_ended(t) & ENDED)
 				return;
 		}
 	}
-	vacate(set, at);
+	free_way(set, at);
 }
 
-// ends learns when a socket that was translated ends, and counts what it has carried.
+// ends starts to count the bytes of translated TCP sockets when they connect, and adds what
+// they have carried to the map connections when they end.
 SEC("sockops")
 int ends(struct bpf_sock_ops *ctx)
 {
@@ -1416,26 +1446,26 @@ int ends(struct bpf_sock_ops *ctx)
 	cookie = bpf_get_socket_cookie(ctx);
 	index = cookie / WAYS % TCP_SETS;
 	set = bpf_map_lookup_elem(&tcp_sockets, &index);
-	at = set ? way_of(set->cookies, cookie) : WAYS;
+	at = set ? find_way(set->cookies, cookie) : WAYS;
 	if (!set || at >= WAYS)
 		return 1;
 	t = &set->sockets[at & (WAYS - 1)];
 	if (op == BPF_SOCK_OPS_STATE_CB) {
-		if ((end(t) & (RELEASED | ENDED)) == RELEASED)
-			vacate(set, at);
+		if ((count_ended(t) & (RELEASED | ENDED)) == RELEASED)
+			free_way(set, at);
 		return 1;
 	}
 	if (op == BPF_SOCK_OPS_TCP_CONNECT_CB && t->sk && !t->state) {
 		t->first = kernel_type(struct tcp_sock, t->sk)->write_seq;
 		__sync_fetch_and_or(&t->state, METERED);
 	}
-	// Programs of a pod may have said something else when it was connected.
+	// A program of the pod's own cgroup may have cleared the flag since connect.
 	if (t->state & METERED)
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	return 1;
 }
 
-// release has a socket that is closed be forgotten.
+// release forgets a socket that is closed.
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *ctx)
 {
@@ -1453,34 +1483,34 @@ int release(struct bpf_sock *ctx)
 	} else if (ctx->protocol == UDP) {
 		index = cookie / WAYS % UDP_SETS;
 		u = bpf_map_lookup_elem(&udp_sockets, &index);
-		at = u ? way_of(u->cookies, cookie) : WAYS;
+		at = u ? find_way(u->cookies, cookie) : WAYS;
 		if (u && at < WAYS) {
 			s = &u->sockets[at & (WAYS - 1)];
-			s->used = s->connected = s->left = 0;
+			s->used = s->connected = s->rules_only = 0;
 			__sync_lock_test_and_set(&u->cookies[at & (WAYS - 1)], 0);
 		}
 	}
 	return 1;
 }
 
-// gone reports whether a socket is connected to an endpoint that is gone.
-static __always_inline int gone(const struct udp_pairs *u)
+// endpoint_gone reports whether a UDP socket is connected to an endpoint that is gone.
+static __always_inline int endpoint_gone(const struct udp_pairs *u)
 {
 	struct pair p;
 
 	if (!u->connected)
 		return 0;
 	p = u->pairs[0];
-	return !alive(&p);
+	return !is_alive(&p);
 }
 
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
 #define UDP_HEADER 8
 
-// peer_of finds who sent a datagram, or is to get it, and returns the length of all
-// headers; 0 for packets that are something else.
-static __always_inline __u32 peer_of(struct __sk_buff *skb, int to, struct at *peer)
+// parse_peer finds the remote address and port of a UDP packet, and returns the length of
+// its headers; 0 if it cannot be parsed.
+static __always_inline __u32 parse_peer(struct __sk_buff *skb, int to, struct addr_port *peer)
 {
 	__u32 head[10], length;
 	__u16 ports[2];
@@ -1489,7 +1519,7 @@ static __always_inline __u32 peer_of(struct __sk_buff *skb, int to, struct at *p
 		if (bpf_skb_load_bytes(skb, 0, head, 20))
 			return 0;
 		length = (*(__u8 *)head & 0xf) * 4;
-		v4(&peer->addr, to == TO_ENDPOINT ? head[4] : head[3]);
+		set_v4(&peer->addr, to == TO_ENDPOINT ? head[4] : head[3]);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		if (bpf_skb_load_bytes(skb, 0, head, 40) || ((__u8 *)head)[6] != UDP)
 			return 0;
@@ -1504,13 +1534,13 @@ static __always_inline __u32 peer_of(struct __sk_buff *skb, int to, struct at *p
 	return length + UDP_HEADER;
 }
 
-// cut drops what sockets send to the endpoint that they are connected to, if it is
-// gone. It is attached only while there are some.
+// cut drops packets of UDP sockets to the endpoint that they are connected to, if it is
+// gone; the sender gets EPERM. It is attached only while there are such sockets.
 SEC("cgroup_skb/egress")
 int cut(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	struct at peer = {};
+	struct addr_port peer = {};
 	struct udp_pairs *u;
 	__u64 cookie;
 
@@ -1518,20 +1548,20 @@ int cut(struct __sk_buff *skb)
 		return 1;
 	cookie = bpf_get_socket_cookie(skb);
 	u = udp_socket(cookie, 0);
-	if (!u || !permission() || !gone(u) || !peer_of(skb, TO_ENDPOINT, &peer) || !same_at(&peer, &u->pairs[0].endpoint))
+	if (!u || !lease_end() || !endpoint_gone(u) || !parse_peer(skb, TO_ENDPOINT, &peer) || !same_addr_port(&peer, &u->pairs[0].endpoint))
 		return 1;
 	count(CUT);
 	return 0;
 }
 
-// count_datagram counts what UDP sockets send to endpoints and receive from them. One
-// packet may be several that a link is to make of it.
+// count_datagram counts what UDP sockets send to endpoints and receive from them. With
+// segmentation offload one skb is several packets.
 static __always_inline void count_datagram(struct __sk_buff *skb, int to)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	struct at peer = {};
+	struct addr_port peer = {};
 	struct udp_pairs *u;
-	struct carried n = {};
+	struct traffic_counts n = {};
 	__u32 headers, at;
 
 	if (!sk || sk->protocol != UDP)
@@ -1539,19 +1569,20 @@ static __always_inline void count_datagram(struct __sk_buff *skb, int to)
 	u = udp_socket(bpf_get_socket_cookie(skb), 0);
 	if (!u || !u->used)
 		return;
-	headers = peer_of(skb, to, &peer);
-	if (!headers || headers > skb->len || (to == TO_ENDPOINT && says(CUTTING) && gone(u) && same_at(&peer, &u->pairs[0].endpoint)))
+	headers = parse_peer(skb, to, &peer);
+	if (!headers || headers > skb->len ||
+	    (to == TO_ENDPOINT && has_flag(CUTTING) && endpoint_gone(u) && same_addr_port(&peer, &u->pairs[0].endpoint)))
 		return;
 	at = PAIRS;
 #pragma unroll
 	for (int i = 0; i < PAIRS; i++)
-		if (i < u->used && same_at(&u->pairs[i].endpoint, &peer))
+		if (i < u->used && same_addr_port(&u->pairs[i].endpoint, &peer))
 			at = i;
 	if (at >= PAIRS)
 		return;
 	n.bytes[to] = skb->len - headers;
 	n.packets[to] = skb->gso_segs ?: 1;
-	count_carried(&u->pairs[at & (PAIRS - 1)], UDP, &n);
+	add_counts(&u->pairs[at & (PAIRS - 1)], UDP, &n);
 }
 
 SEC("cgroup_skb/egress")
@@ -1568,7 +1599,7 @@ int received(struct __sk_buff *skb)
 	return 1;
 }
 
-// An answer about a namespace, as read from sockets.
+// A record of sources: the source address of a socket of a namespace.
 struct source {
 	__u64 cookie;
 	struct addr addr;
@@ -1576,7 +1607,8 @@ struct source {
 	__u32 unused;
 };
 
-// sources tells what the sockets that were asked about say of their namespaces.
+// sources writes the source addresses of the sockets in asked_sockets that are connected,
+// each once.
 SEC("iter/bpf_sk_storage_map")
 int sources(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
@@ -1588,18 +1620,18 @@ int sources(struct bpf_iter__bpf_sk_storage_map *ctx)
 		return 0;
 	out.cookie = sk->__sk_common.skc_net.net->net_cookie;
 	if (sk->__sk_common.skc_family == AF_INET)
-		v4(&out.addr, sk->__sk_common.skc_rcv_saddr);
+		set_v4(&out.addr, sk->__sk_common.skc_rcv_saddr);
 	else
 		BPF_CORE_READ_INTO(&out.addr, sk, __sk_common.skc_v6_rcv_saddr);
 	if (is_zero(&out.addr) || (is_v4(&out.addr) && !out.addr.words[3]))
-		return 0; // not yet
+		return 0; // It has none yet.
 	out.family = is_v4(&out.addr) ? 4 : 6;
 	if (!bpf_seq_write(ctx->meta->seq, &out, sizeof(out)))
 		*asked = 0;
 	return 0;
 }
 
-// stale tells of the UDP sockets that are connected to an endpoint that is gone.
+// stale writes a record for each UDP socket that is connected to an endpoint that is gone.
 SEC("iter/bpf_map_elem")
 int stale(struct bpf_iter__bpf_map_elem *ctx)
 {
@@ -1610,14 +1642,14 @@ int stale(struct bpf_iter__bpf_map_elem *ctx)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < WAYS; i++)
-		if (set->cookies[i] && gone(&set->sockets[i]))
+		if (set->cookies[i] && endpoint_gone(&set->sockets[i]))
 			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
 	return 0;
 }
 
-// told_tcp tells of each TCP socket that was translated.
+// connected_tcp writes a record for each translated TCP socket that is open.
 SEC("iter/bpf_map_elem")
-int told_tcp(struct bpf_iter__bpf_map_elem *ctx)
+int connected_tcp(struct bpf_iter__bpf_map_elem *ctx)
 {
 	struct tcp_set *set = ctx->value;
 	__u32 found = 1;
@@ -1631,9 +1663,9 @@ int told_tcp(struct bpf_iter__bpf_map_elem *ctx)
 	return 0;
 }
 
-// told_udp tells of each UDP socket that is connected to an endpoint.
+// connected_udp writes a record for each UDP socket that is connected to an endpoint.
 SEC("iter/bpf_map_elem")
-int told_udp(struct bpf_iter__bpf_map_elem *ctx)
+int connected_udp(struct bpf_iter__bpf_map_elem *ctx)
 {
 	struct udp_set *set = ctx->value;
 	__u32 found = 1;
@@ -1647,24 +1679,26 @@ int told_udp(struct bpf_iter__bpf_map_elem *ctx)
 	return 0;
 }
 
-// abandon gives away the place of a socket whose end programs were not told of.
-static __always_inline void abandon(__u32 index, __u32 at)
+// free_lost frees the way of a closed TCP socket that ended while no program was attached
+// to learn about it. Its counts are lost.
+static __always_inline void free_lost(__u32 index, __u32 at)
 {
 	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
 
 	if (set && !(__sync_fetch_and_or(&set->sockets[at & (WAYS - 1)].state, ENDED) & ENDED))
-		vacate(set, at);
+		free_way(set, at);
 }
 
-// A socket that was translated: it is open, or still carries something.
+// A record of live_tcp and live_udp: a translated socket that is open, or still has data in
+// flight.
 struct live_socket {
-	struct at frontend, endpoint;
+	struct addr_port frontend, endpoint;
 	__u32 protocol;
 	__u32 open;
-	struct carried carried;
+	struct traffic_counts counts;
 };
 
-// live_tcp tells of each TCP socket that was translated.
+// live_tcp writes a record for each translated TCP socket.
 SEC("iter/bpf_map_elem")
 int live_tcp(struct bpf_iter__bpf_map_elem *ctx)
 {
@@ -1685,14 +1719,14 @@ int live_tcp(struct bpf_iter__bpf_map_elem *ctx)
 		out.frontend = t.pair.frontend;
 		out.endpoint = t.pair.endpoint;
 		out.open = !(t.state & (RELEASED | ENDED));
-		__builtin_memset(&out.carried, 0, sizeof(out.carried));
+		__builtin_memset(&out.counts, 0, sizeof(out.counts));
 		if ((t.state & (METERED | ENDED)) == METERED) {
-			read_socket(&t, &out.carried);
+			read_counts(&t, &out.counts);
 			barrier();
 			sk = kernel_type(struct sock, t.sk);
 			if (sk->__sk_common.skc_cookie.counter != cookie || sk->__sk_common.skc_state == BPF_TCP_CLOSE) {
 				if (t.state & RELEASED)
-					abandon(*index, i);
+					free_lost(*index, i);
 				continue;
 			}
 		}
@@ -1701,7 +1735,7 @@ int live_tcp(struct bpf_iter__bpf_map_elem *ctx)
 	return 0;
 }
 
-// live_udp tells of each pair of a UDP socket.
+// live_udp writes a record for each pair of a UDP socket.
 SEC("iter/bpf_map_elem")
 int live_udp(struct bpf_iter__bpf_map_elem *ctx)
 {

@@ -7,8 +7,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestCostOfRowsWithoutRoom: what is written does not depend on how many rows the maps have no
-// room for, be it that they have none for them from the start, or because of what a former daemon left.
+// TestCostOfRowsWithoutRoom checks that the number of writes does not depend on how many rows
+// the maps have no room for, whether the maps are empty before or full of other rows.
 func TestCostOfRowsWithoutRoom(t *testing.T) {
 	const room, each = 300, 3
 	h := newHost(t)
@@ -26,25 +26,25 @@ func TestCostOfRowsWithoutRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := int(proxytest.Values(t.Context(), h.d, "ebpf_rows_left")[""]); got != left {
-			t.Errorf("%d of %d rows are left to the rules; want %d", got, len(rows), left)
+			t.Errorf("%d of %d rows are served by the rules only; want %d", got, len(rows), left)
 		}
 		return h.d.Writes()
 	}
 	for _, more := range []int{100, 400} {
 		all := rows(0, room/each+more)
 		if n, atMost := written(all, more), room+2*len(all); n > atMost {
-			t.Errorf("%d rows too many: %d entries were written; want at most %d", more, n, atMost)
+			t.Errorf("%d rows too many: %d entries written; want at most %d", more, n, atMost)
 		}
 		if n := written(all, more); n > 0 {
-			t.Errorf("%d rows too many: %d entries were written once more; want the same rows to be left", more, n)
+			t.Errorf("%d rows too many: %d entries written by the second sync; want none", more, n)
 		}
 		written(nil, 0)
 	}
 	written(rows(0, room/each), 0)
 	if n, atMost := written(rows(1000, room/each), 0), 10*room; n > atMost {
-		t.Errorf("all rows replaced: %d entries were written; want at most %d", n, atMost)
+		t.Errorf("all rows replaced: %d entries written; want at most %d", n, atMost)
 	}
-	t.Run("steps", func(t *testing.T) {
+	t.Run("Apply", func(t *testing.T) {
 		all := rows(0, room/each)
 		written(all, 0)
 		step := &proxy.Delta{}
@@ -55,7 +55,7 @@ func TestCostOfRowsWithoutRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := h.d.Writes(); n != 400 {
-			t.Errorf("%d entries were written; want 400, a frontend for each row", n)
+			t.Errorf("%d entries written; want 400, a frontend for each row", n)
 		}
 	})
 }
