@@ -64,3 +64,12 @@ func orDefault(addrs []netip.Addr, texts ...string) []netip.Addr {
 	}
 	return addrs
 }
+
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
+	for _, a := range addrs {
+		out = append(out, hostPrefix(a))
+	}
+	return out
+}

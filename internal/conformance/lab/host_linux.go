@@ -211,15 +211,6 @@ func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 // defaultDst returns the destination of the default route.
 func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
-func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
-	for _, a := range addrs {
-		out = append(out, hostPrefix(a))
-	}
-	return out
-}
-
 // addRoute adds or replaces a route. An invalid gateway means that the destination is on the link.
 func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
