@@ -19,7 +19,7 @@
 //
 // A virtual server is ours if its address is on our link. The link has the name
 // that kube-proxy gives it, so that each proxy takes over from the other; its
-// alias records the sysctls that we changed. The kernel does not announce changes
+// note (ip link's alias) records the values that sysctls had before us. The kernel does not announce changes
 // to IPVS, so Sync compares everything once per sync period.
 //
 // Addresses and servers are added before the rules send packets to them, and

@@ -170,7 +170,8 @@ var (
 	weighted = map[string]string{"rr": "wrr", "lc": "wlc"}
 )
 
-// row renders the difference between two forms of a row.
+// row renders the difference between two forms of a row. Apart from comparing the lists,
+// its cost depends on the difference only.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if err := d.checkForeign(cur.ServicePort); err != nil {
 		return err

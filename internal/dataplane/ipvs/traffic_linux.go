@@ -39,8 +39,9 @@ func open(s ipvs.Server, r ipvs.RealState) uint64 {
 }
 
 // Traffic yields the traffic of virtual servers and what the rules refused. It lists
-// the real servers only of virtual servers that were used since the last call. Traffic
-// of NodePorts is left to connection tracking, since rules translate it.
+// the real servers only of virtual servers that were used since the last call, or had
+// open connections then. Traffic of NodePorts is left to connection tracking, since
+// rules translate it.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 	return errors.Join(d.counters.read(ctx, d.kernel.counted, yield), d.Dataplane.Traffic(ctx, yield))
 }
@@ -50,7 +51,7 @@ func (c *counters) read(ctx context.Context, k ipvs.Interface, yield func(proxy.
 	defer c.mu.Unlock()
 	all, err := k.Counted(ctx)
 	if err != nil {
-		return fmt.Errorf("read what IPVS has counted: %w", err)
+		return fmt.Errorf("read the counters of IPVS: %w", err)
 	}
 	now := map[ipvs.Server]counted{}
 	for s, stats := range all {
@@ -60,7 +61,7 @@ func (c *counters) read(ctx context.Context, k ipvs.Interface, yield func(proxy.
 		n := c.last[s]
 		if n.stats != stats || n.busy(s) {
 			if n.reals, err = k.Reals(ctx, s); err != nil {
-				return fmt.Errorf("read what IPVS has counted: %w", err)
+				return fmt.Errorf("read the counters of IPVS: %w", err)
 			}
 		}
 		now[s] = counted{stats, n.reals}

@@ -161,14 +161,14 @@ func methodOf(sp *proxy.ServicePort, slots int) balancingMethod {
 }
 
 // suffix returns the method as the end of a chain's name; empty for the zero value.
-func (w balancingMethod) suffix() string {
+func (m balancingMethod) suffix() string {
 	switch {
-	case w == balancingMethod{}:
+	case m == balancingMethod{}:
 		return ""
-	case w.counter == "":
-		return "-" + w.balancing.String()
+	case m.counter == "":
+		return "-" + m.balancing.String()
 	default:
-		return "-" + w.balancing.String() + "-" + w.counter
+		return "-" + m.balancing.String() + "-" + m.counter
 	}
 }
 
@@ -176,8 +176,8 @@ func (w balancingMethod) suffix() string {
 const hashSeed = 0x51011ce
 
 // chooseSlot sets the packet's priority to one of the numbers in [offset, offset+n).
-func (r *rule) chooseSlot(w balancingMethod, n, offset uint32) *rule {
-	switch w.balancing {
+func (r *rule) chooseSlot(m balancingMethod, n, offset uint32) *rule {
+	switch m.balancing {
 	case proxy.RoundRobin:
 		r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_INCREMENTAL, Offset: offset})
 	case proxy.SourceHash:

@@ -26,11 +26,21 @@ func Mode() mode.Mode {
 		Render:    Alone.Render,
 		Balancing: []proxy.Balancing{proxy.Random, proxy.RoundRobin, proxy.SourceHash},
 		Cleanup: func(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]string, error) {
-			d, ok := open.(interface{ isAlone() bool })
-			own := ok && d.isAlone()
-			return Alone.Cleanup(ctx, Keep{Tables: own, Loopback: mode.KeepsLoopback(open)})
+			return Alone.Cleanup(ctx, keepFor(open))
 		},
 	}
+}
+
+// tableOwner is implemented by [Dataplane], and by the modes that embed one.
+type tableOwner interface{ ownsTable() bool }
+
+var _ tableOwner = (*Dataplane)(nil) // a rename must not make keepFor miss it
+
+// keepFor returns what Cleanup of mode nftables must keep for an open dataplane, which is nil
+// if none is open.
+func keepFor(open proxy.Dataplane) Keep {
+	d, ok := open.(tableOwner)
+	return Keep{Tables: ok && d.ownsTable(), Loopback: mode.KeepsLoopback(open)}
 }
 
 // Dataplane writes rows to nf_tables of one network namespace. Unless a method says

@@ -625,6 +625,27 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// TestCleanupKeepsOpenTables checks that the tables of an open dataplane are kept, also if
+// another mode embeds the dataplane, unless that mode has its own tables.
+func TestCleanupKeepsOpenTables(t *testing.T) {
+	type embedding struct{ *Dataplane }
+	open := func(o Overlay) *Dataplane { return o.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14}) }
+	for _, tt := range []struct {
+		name string
+		open proxy.Dataplane
+		want bool
+	}{
+		{"none", nil, false},
+		{"mode nftables", open(Alone), true},
+		{"a mode on our tables", embedding{open(Alone)}, true},
+		{"a mode with its own tables", embedding{open(Overlay{Table: "sluice-other"})}, false},
+	} {
+		if got := keepFor(tt.open).Tables; got != tt.want {
+			t.Errorf("%s: keep tables is %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
 // TestBatchesMoveFrontendsAtomically writes a large change in many batches. After each of
 // them, a frontend that moves from one row to another belongs to one of them.
 func TestBatchesMoveFrontendsAtomically(t *testing.T) {

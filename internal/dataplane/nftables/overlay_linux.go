@@ -272,8 +272,8 @@ func (r *rule) socketIsTransparent() *rule {
 
 // socketIsReady matches packets for which there is a socket that the program has marked.
 // A UDP socket that is bound but not connected yet would get datagrams of other clients, so the
-// program marks it when it is connected. TCP needs no such check: a packet may belong to a
-// connection that has no socket yet, or no longer has one.
+// program marks it when it is connected. TCP packets cannot be checked like this: their
+// connection may not have a full socket, which alone carries a mark, yet or any more.
 func (r *rule) socketIsReady() *rule {
 	return r.add(&expr.Socket{Key: expr.SocketKeyMark, Register: r.allocate(1)}).hasAny(r.t.overlay.Sockets.Own)
 }

@@ -20,7 +20,7 @@ import (
 // from a reserved range, by which their packets are recognized.
 type Untracked struct {
 	Within []netip.Prefix // the pods' addresses; if there are none, everything is tracked
-	Except []netip.Addr   // the node's addresses among them; masqueraded flows may use these
+	Except []netip.Addr   // the node's addresses among them; flows that another program masquerades may use these
 	Begun  bool           // whether to stop tracking: all translated flows have a reserved port
 }
 

@@ -89,7 +89,7 @@ func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found b
 	case errors.Is(err, unix.ESRCH):
 		return Settings{}, false, nil
 	case err != nil:
-		return Settings{}, false, fmt.Errorf("look for %v: %w", s, err)
+		return Settings{}, false, fmt.Errorf("find %v: %w", s, err)
 	}
 	return settings, found, nil
 }

@@ -19,7 +19,7 @@ type Dummy struct {
 	handle *netlink.Handle
 	conn   *batch.Conn // adds and removes many addresses at once
 	name   string
-	link   netlink.Link // set by Find; nil if there is none
+	link   netlink.Link // set by Find; nil unless the last Find succeeded
 }
 
 // OpenDummy opens handles for the dummy link of a name, which need not exist.
@@ -154,9 +154,10 @@ func (d *Dummy) change(kind, flags uint16, format string, all []netip.Addr) map[
 	return refused
 }
 
-// encode writes a message about an address, and returns its sequence number. There is no
-// duplicate address detection, because a dummy link has no neighbours. An IPv6 address is
-// deprecated from the beginning, so that the kernel does not choose it as a source.
+// encode writes a message about an address with a host prefix (/32 or /128), and returns
+// the message's sequence number. Duplicate address detection is off, because a dummy link has
+// no neighbours, so the address is usable at once. An IPv6 address is deprecated from the
+// beginning, so that the kernel does not choose it as the source of connections to other hosts.
 func (d *Dummy) encode(kind, flags uint16, a netip.Addr) uint32 {
 	family := byte(unix.AF_INET)
 	if a.Is6() {

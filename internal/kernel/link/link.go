@@ -12,8 +12,8 @@ import (
 // on this host. [Dummy] and linktest.Dummy implement it.
 type Holder interface {
 	// Find finds the link and returns its note. The error is [ErrNoLink] if there is
-	// none, and [ErrNotDummy] if it is of another type. Except for Create and Close, the
-	// other methods need a successful Find before.
+	// none, and [ErrNotDummy] if it is of another type. All methods but Create and Close
+	// need a successful Find or Create before.
 	Find() (Note, error)
 	Create() error
 	Delete() error // also deletes its addresses

@@ -26,8 +26,8 @@ func OpenSubnets() (*Subnets, error) {
 // Close closes the socket.
 func (s *Subnets) Close() { s.handle.Close() }
 
-// List returns the subnets of all addresses that have one. Those of single hosts and of
-// link-local addresses are left out.
+// List returns the subnets of all addresses, except for loopback and link-local addresses and
+// for addresses with a host prefix (/32 or /128).
 func (s *Subnets) List() (out []netip.Prefix, err error) {
 	list, err := Listing(func() ([]netlink.Addr, error) { return s.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

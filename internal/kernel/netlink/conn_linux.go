@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// bufferBytes is the size of both socket buffers, so that a batch and all its errors
-	// fit, and so that a dump of a table that grows meanwhile does not overrun the socket.
+	// bufferBytes is the size that is requested for both socket buffers, so that a batch and
+	// all its errors fit, and so that a dump of a table that grows meanwhile does not overrun
+	// the socket.
 	bufferBytes = 64 << 20
 	// datagramBytes is more than the kernel puts into one datagram, be it a part of a
 	// dump or an error, which includes the message that caused it.
@@ -139,7 +140,7 @@ func (c *Conn) Ask(each func(Message)) error {
 		}
 		for m := range Messages(datagram) {
 			if m.Seq != c.seq {
-				continue // the answer to an earlier request that timed out
+				continue // the rest of the answer to an earlier request that failed, for example by a timeout
 			}
 			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch {

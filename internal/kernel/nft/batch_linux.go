@@ -77,8 +77,8 @@ func (o *Op) String() string {
 }
 
 // Batch is a list of operations that are applied atomically. Adding a table, chain, set or
-// element that exists already is not an error, unless the set has another type or the
-// element another value. Deleting something that does not exist is an error.
+// element that exists already is not an error, unless the chain has another hook, the set
+// another type or the element another value. Deleting something that does not exist is an error.
 type Batch struct {
 	Ops   []Op
 	Owner any // the Owner of operations that are added from now on

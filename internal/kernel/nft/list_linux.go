@@ -208,8 +208,8 @@ func comment(userdata netlink.Attrs) string {
 	return ""
 }
 
-// Element returns the element of a set that has the key of another one. It reports false if
-// there is none.
+// Element returns the element of a set with the key of the element key, whose other fields
+// are ignored. It reports false if there is none.
 func (c *Conn) Element(ctx context.Context, s *Set, key Element) (e Element, found bool, err error) {
 	err = c.retryInterrupted(ctx, fmt.Sprintf("get an element of %v %s", s.Table, s.Name), func() error {
 		found = false

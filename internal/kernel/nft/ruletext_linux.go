@@ -78,7 +78,7 @@ var errUnsupported = errors.New("not supported")
 
 // expr writes what an expression does, or records what it loads into a register.
 func (w *ruleText) expr(x *listedExpr) error {
-	write, known := map[string]func(*listedExpr) error{
+	handle, known := map[string]func(*listedExpr) error{
 		"payload": w.payload, "meta": w.meta, "ct": w.ct, "fib": w.fib, "socket": w.socket, "numgen": w.numgen, "hash": w.hash,
 		"immediate": w.immediate, "bitwise": w.bitwise, "cmp": w.cmp, "lookup": w.lookup, "dynset": w.dynset,
 		"notrack": w.notrack, "nat": w.nat, "masq": w.masq, "reject": w.reject, "tproxy": w.tproxy,
@@ -86,7 +86,7 @@ func (w *ruleText) expr(x *listedExpr) error {
 	if !known {
 		return errUnsupported
 	}
-	return cmp.Or(write(x), x.done())
+	return cmp.Or(handle(x), x.done())
 }
 
 func (w *ruleText) write(format string, args ...any) {
@@ -400,7 +400,7 @@ func (w *ruleText) notrack(*listedExpr) error {
 func (w *ruleText) nat(x *listedExpr) error {
 	kind, family := x.number(unix.NFTA_NAT_TYPE), x.number(unix.NFTA_NAT_FAMILY)
 	addr, port, last := x.number(unix.NFTA_NAT_REG_ADDR_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MAX)
-	flags := x.number(unix.NFTA_NAT_FLAGS) // otherwise they say whether there is an address and a port
+	flags := x.number(unix.NFTA_NAT_FLAGS) // of dnat they say only whether there is an address and a port
 	if kind == unix.NFT_NAT_SNAT && addr == 0 && last != 0 {
 		high, low := w.take(last).data, w.take(port).data
 		if len(low) != 2 || len(high) != 2 || flags&fullyRandom == 0 {

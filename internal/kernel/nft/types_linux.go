@@ -44,7 +44,7 @@ type Set struct {
 	Table    Table
 	Name     string
 	Key      []Type
-	Data     []Type // nil if it is not a map, or a verdict map
+	Data     []Type // of a map; nil for sets and verdict maps
 	Verdicts bool   // a verdict map
 	Dynamic  bool   // rules add elements, which time out
 	Size     uint32 // maximum number of elements; 0: no limit
@@ -137,7 +137,8 @@ type Interface interface {
 	// that no other process has changed anything since the connection was first used.
 	Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error
 
-	// Close closes the connection; everything in the kernel stays.
+	// Close closes the connection; everything in the kernel stays, except for tables that
+	// the connection owns.
 	Close() error
 }
 

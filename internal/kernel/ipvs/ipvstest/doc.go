@@ -1,3 +1,3 @@
-// Package ipvstest has IPVS in memory, for tests: it refuses what the kernel
-// refuses and counts what it is asked.
+// Package ipvstest implements IPVS in memory, for tests: it refuses what the kernel
+// refuses and counts requests.
 package ipvstest

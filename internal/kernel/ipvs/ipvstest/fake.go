@@ -31,14 +31,14 @@ type virtual struct {
 	reals map[netip.AddrPort]*ipvs.RealState
 }
 
-// Count is what was asked of a Fake.
+// Count counts the requests to a Fake.
 type Count struct {
 	Lists int // of virtual servers, or of the real servers of one
 	Gets  int // of one virtual server
 	Ops   int
 }
 
-// NewFake returns IPVS without servers that has some schedulers.
+// NewFake returns a Fake without servers that supports the given schedulers.
 func NewFake(schedulers ...string) *Fake {
 	return &Fake{servers: map[ipvs.Server]*virtual{}, schedulers: schedulers, refuse: map[ipvs.Server]error{}}
 }
@@ -51,28 +51,28 @@ func (k *Fake) Refuse(s ipvs.Server, err error) {
 	k.refuse[s] = err
 }
 
-// Fail makes everything fail, until err is nil. Operations are not done.
+// Fail makes everything fail, until err is nil. Operations are then not carried out.
 func (k *Fake) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail = err
 }
 
-// Connect gives a real server so many connections.
+// Connect sets the number of connections of a real server.
 func (k *Fake) Connect(s ipvs.Server, real netip.AddrPort, n uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.servers[s].reals[real].Connections = n
 }
 
-// Carry has a real server be used.
+// Carry sets the open connections and the counters of a real server.
 func (k *Fake) Carry(s ipvs.Server, real netip.AddrPort, active uint32, stats ipvs.Stats) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.servers[s].reals[real].Active, k.servers[s].reals[real].Stats = active, stats
 }
 
-// Reset returns what was asked since the last Reset, and the operations in words.
+// Reset returns the counts and the texts of the operations since the last Reset.
 func (k *Fake) Reset() (Count, []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -81,7 +81,7 @@ func (k *Fake) Reset() (Count, []string) {
 	return count, done
 }
 
-// Timeouts returns what was set.
+// Timeouts returns the timeouts that were set last.
 func (k *Fake) Timeouts() ipvs.Timeouts {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -112,7 +112,7 @@ func (k *Fake) Server(ctx context.Context, s ipvs.Server) (ipvs.Settings, bool, 
 	return v.Settings, true, cmp.Or(k.fail, ctx.Err())
 }
 
-// Counted adds up what real servers were used for.
+// Counted returns for each virtual server the sum of the counters of its real servers.
 func (k *Fake) Counted(ctx context.Context) (map[ipvs.Server]ipvs.Stats, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

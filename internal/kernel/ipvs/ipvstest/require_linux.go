@@ -8,8 +8,8 @@ import (
 	"sluice/internal/kernel/ipvs"
 )
 
-// Require skips a test where the kernel has no IPVS: a virtual machine plays it.
-// Whatever else keeps IPVS from being used fails it.
+// Require skips a test if the kernel has no IPVS; such tests run in a virtual machine.
+// Any other error of opening IPVS fails the test.
 func Require(t testing.TB) {
 	t.Helper()
 	k, err := ipvs.Open()
