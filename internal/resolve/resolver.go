@@ -183,7 +183,8 @@ func (e *entry) find(name string) (int, bool) {
 }
 
 // UpdateServiceCIDR handles an event: previous is nil if the object was added, current
-// if it was deleted. It reports whether a change is pending.
+// if it was deleted. It reports whether a change is pending. Ranges are kept by the name
+// of the object, so that a range that two objects have stays when one is deleted.
 func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR) bool {
 	name := strings.Clone(cmp.Or(current, previous).Name)
 	var ranges []netip.Prefix
