@@ -1,7 +1,7 @@
 // Package conntrack ends stale UDP and SCTP flows. The kernel applies NAT rules
 // to the first packet of a flow only and follows the connection tracking entry
 // afterwards, so without help a client that keeps sending would reach a removed
-// endpoint for ever.
+// endpoint, or none, for ever.
 //
 // The engine tells the [Reconciler] what a dataplane wrote. For every frontend
 // affected by a step, the Reconciler compares the flows tracked by the kernel with the row:

@@ -37,8 +37,9 @@ const (
 	maxRest    = 5 * time.Second
 
 	// maxHeldFlows bounds the stale flows held in memory between a dump and their
-	// deletion, to about 25 MB: a single endpoint may have a million flows. If there
-	// are more, the kernel is asked again.
+	// deletion, to about 25 MB: a single endpoint may have a million flows, and the
+	// process has less memory than the kernel. If there are more, the kernel is asked
+	// again.
 	maxHeldFlows = 1 << 17
 )
 

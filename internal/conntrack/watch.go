@@ -324,8 +324,8 @@ func (w *watch) checked(at time.Time) {
 	}
 }
 
-// mayMakeStale reports whether a changed row can make a flow stale. It cannot if there are only
-// more endpoints than before.
+// mayMakeStale reports whether a changed row can make a flow stale. It cannot if endpoints were only
+// added to others.
 func mayMakeStale(u proxy.Upsert) bool {
 	old, cur := u.Old, u.New
 	if old == nil || cur == nil || !slices.Equal(old.Frontends, cur.Frontends) {

@@ -40,8 +40,8 @@ func (c *Changed) Empty() bool {
 	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs
 }
 
-// Refused has the rows that the kernel refused, and why. They stay dirty and are
-// retried later; everything else is in force. After Sync a refused row counts as
+// Refused has the rows that the kernel or the mode refused, and why. They stay dirty
+// and are retried later; everything else is in force. After Sync a refused row counts as
 // absent, after Apply as being in force in its earlier version; in a mode without
 // transactions the kernel may have parts of it.
 type Refused map[PortKey]error

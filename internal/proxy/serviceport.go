@@ -94,10 +94,10 @@ func (s Scope) String() string { return [...]string{"Cluster", "Local"}[s] }
 // are already resolved. It is immutable once published.
 type ServicePort struct {
 	Key             PortKey
-	Frontends       []Frontend     // no other row of the same protocol has one of them
+	Frontends       []Frontend     // no other row of the same protocol has one of them, but a NodePort may cover the address and port of another
 	Cluster         []Endpoint     // usable from this node, in stable slots
 	Local           []Endpoint     // usable and on this node, in stable slots
-	UsableSomewhere bool           // some node has a usable endpoint: an empty list means Drop, otherwise Reject
+	UsableSomewhere bool           // some node has a usable endpoint: then traffic to an empty list is dropped, otherwise rejected
 	Internal        Scope          // the list that ClusterIP traffic takes
 	External        Scope          // the list that all other traffic takes
 	Balancing       Balancing      // how an endpoint is chosen from a list

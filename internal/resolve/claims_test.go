@@ -172,8 +172,8 @@ func TestManyRivals(t *testing.T) {
 		add(t, r, rival(i))
 	}
 	r.Update()
-	if found, mended := r.TakeProblems(); len(found) != rivals-1 || len(mended) != 0 {
-		t.Errorf("%d problems found, %d mended; want %d, 0", len(found), len(mended), rivals-1)
+	if found, resolved := r.TakeProblems(); len(found) != rivals-1 || len(resolved) != 0 {
+		t.Errorf("%d problems found, %d resolved; want %d, 0", len(found), len(resolved), rivals-1)
 	}
 	add(t, r, rival(0, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }))
 	r.Update()
@@ -182,7 +182,7 @@ func TestManyRivals(t *testing.T) {
 	}
 	remove(t, r, rival(0))
 	r.Update()
-	if found, mended := r.TakeProblems(); len(found) != rivals-2 || len(mended) != rivals-1 {
-		t.Errorf("%d problems found, %d mended; want %d, %d", len(found), len(mended), rivals-2, rivals-1)
+	if found, resolved := r.TakeProblems(); len(found) != rivals-2 || len(resolved) != rivals-1 {
+		t.Errorf("%d problems found, %d resolved; want %d, %d", len(found), len(resolved), rivals-2, rivals-1)
 	}
 }

@@ -122,7 +122,7 @@ func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
 	if e == nil || e.service == nil {
 		return nil
 	}
-	all := slices.Concat(r.parseProblems[serviceObject(name)], r.resolvedProblems[serviceObject(name)])
+	all := slices.Concat(r.parseProblems[serviceObject(name)], r.rowProblems[serviceObject(name)])
 	for _, s := range e.slices {
 		all = append(all, s.problems...)
 	}

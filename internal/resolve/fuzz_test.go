@@ -263,16 +263,16 @@ func (w *world) update() {
 // takeProblems follows what is told of problems.
 func (w *world) takeProblems() {
 	w.t.Helper()
-	found, mended := w.resolver.TakeProblems()
+	found, resolved := w.resolver.TakeProblems()
 	for _, p := range found {
 		if w.problems[p] {
 			w.t.Fatalf("problem found twice: %v", p)
 		}
 		w.problems[p] = true
 	}
-	for _, p := range mended {
+	for _, p := range resolved {
 		if !w.problems[p] {
-			w.t.Fatalf("problem mended that was not there: %v", p)
+			w.t.Fatalf("problem resolved that was not there: %v", p)
 		}
 		delete(w.problems, p)
 	}

@@ -39,11 +39,11 @@ type Resolver struct {
 	cidrs        map[string][]netip.Prefix // by the name of the ServiceCIDR
 	cidrsPending bool
 
-	state            *proxy.State
-	updated          bool // Update has been called
-	problems         *problems
-	parseProblems    map[object][]Problem // found when objects were parsed
-	resolvedProblems map[object][]Problem // found when rows were resolved
+	state         *proxy.State
+	updated       bool // Update has been called
+	problems      *problems
+	parseProblems map[object][]Problem // found when objects were parsed
+	rowProblems   map[object][]Problem // found when rows were resolved
 }
 
 // entry is everything known about the Service of one name.
@@ -67,8 +67,8 @@ func New(s Settings) *Resolver {
 		state:       proxy.NewState(),
 		problems:    &problems{now: map[Problem]int{}, was: map[Problem]bool{}},
 
-		parseProblems:    map[object][]Problem{},
-		resolvedProblems: map[object][]Problem{},
+		parseProblems: map[object][]Problem{},
+		rowProblems:   map[object][]Problem{},
 	}
 	r.claims = claims{map[claim]claimant{}, map[claim]sets.Set[claimant]{}, map[claim]*claimChange{}, r.problems}
 	r.node = r.state.Node
@@ -183,7 +183,8 @@ func (e *entry) find(name string) (int, bool) {
 }
 
 // UpdateServiceCIDR handles an event: previous is nil if the object was added, current
-// if it was deleted. It reports whether a change is pending.
+// if it was deleted. It reports whether a change is pending. Ranges are kept by the name
+// of the object, so that a range that two objects have stays when one is deleted.
 func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR) bool {
 	name := strings.Clone(cmp.Or(current, previous).Name)
 	var ranges []netip.Prefix

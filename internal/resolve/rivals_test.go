@@ -26,7 +26,7 @@ func TestCostOfRivals(t *testing.T) {
 			add(t, r, rival(k, k))
 		}
 		began := time.Now()
-		step := func() (found, mended int) {
+		step := func() (found, resolved int) {
 			r.Update()
 			f, m := r.TakeProblems()
 			return len(f), len(m)
@@ -39,16 +39,16 @@ func TestCostOfRivals(t *testing.T) {
 		one[i] = bytesPerRun(20, func() {
 			turn++
 			add(t, r, rival(100, n+turn))
-			if found, mended := step(); found+mended > 0 {
-				t.Errorf("%d problems found and %d mended by a change that concerns no other", found, mended)
+			if found, resolved := step(); found+resolved > 0 {
+				t.Errorf("%d problems found and %d resolved by a change that concerns no other", found, resolved)
 			}
 		})
 		turn = 0
 		owner[i] = bytesPerRun(5, func() {
 			remove(t, r, rival(turn, turn))
 			turn++
-			if found, mended := step(); found != n-1-turn || mended != n-turn {
-				t.Errorf("%d problems found and %d mended when owner %d of %d went", found, mended, turn, n)
+			if found, resolved := step(); found != n-1-turn || resolved != n-turn {
+				t.Errorf("%d problems found and %d resolved when owner %d of %d went", found, resolved, turn, n)
 			}
 		})
 		for k := range n {

@@ -22,7 +22,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 		}
 		r.resolveHealthCheck(e, f, readyLocal, d)
 	}
-	r.problems.replace(r.resolvedProblems, serviceObject(e.name), problems)
+	r.problems.replace(r.rowProblems, serviceObject(e.name), problems)
 	if is, was := min(len(e.rows), 1), min(len(old), 1); is != was {
 		r.services += is - was
 		r.servicesStamp++

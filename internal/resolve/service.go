@@ -43,7 +43,7 @@ func (t *ServiceChangeTracker) parse(name types.NamespacedName, obj *v1.Service)
 	in, problems := apiobject.ParseService(obj, t.allowed)
 	in.Balancing, problems = t.balancing.method(in.Balancing, problems)
 	if in.PreserveDestination = in.PreserveDestination && t.balancing.Preserves; in.PreserveDestination {
-		in.External = proxy.ScopeLocal // The replies of an endpoint on another node would not pass this node.
+		in.External = proxy.ScopeLocal // An endpoint on another node could not reply from the destination.
 	}
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }

@@ -260,7 +260,7 @@ func (c *Collector) refresh(ctx context.Context) {
 	err := errors.Join(c.readFlows(ctx), c.readSamples(ctx))
 	failed := err != nil && !errors.Is(ctx.Err(), context.Canceled) // a cancelled context means that the process ends
 	if failed && !c.failed {
-		klog.FromContext(ctx).Error(err, "Cannot count traffic, metrics and status show the last counts")
+		klog.FromContext(ctx).Error(err, "Cannot count all traffic, metrics and status may show old counts")
 	}
 	c.failed = failed
 	c.publish()

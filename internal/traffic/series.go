@@ -22,7 +22,7 @@ type row struct {
 	meter
 	key       proxy.PortKey
 	sp        *proxy.ServicePort
-	index     int                       // index in Collector.list
+	listIndex int                       // in Collector.list
 	endpoints map[netip.AddrPort]*meter // all endpoints of the row; nil if an endpoint has no counts yet
 	meters    []*meter                  // of the row and of its endpoints
 	refused   refusals
@@ -74,7 +74,7 @@ func (c *Collector) rowFor(sp *proxy.ServicePort) *row {
 		c.services[sp.Key.ServicePortName] = s
 	}
 	s.rows++
-	r = &row{key: sp.Key, service: s, index: len(c.list)}
+	r = &row{key: sp.Key, service: s, listIndex: len(c.list)}
 	r.setRow(sp)
 	c.rows[sp.Key], c.list = r, append(c.list, r)
 	return r
@@ -118,7 +118,7 @@ func (c *Collector) removeRow(key proxy.PortKey) {
 	}
 	delete(c.rows, key)
 	last := len(c.list) - 1
-	c.list[r.index], c.list[last].index = c.list[last], r.index
+	c.list[r.listIndex], c.list[last].listIndex = c.list[last], r.listIndex
 	c.list[last], c.list = nil, c.list[:last]
 	s := r.service.series
 	s.retired.add(r.shown)

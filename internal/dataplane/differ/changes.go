@@ -113,16 +113,16 @@ func (c *Changes[ID, V]) use(id ID, v V) *use[V] {
 	return u
 }
 
-// parts returns the changes whose rank is below maxRank, in the order in which they
-// are to be written. It is a single part if their size is within the limit.
-func (c *Changes[ID, V]) parts(limit, maxRank int) (out [][]*Change[ID, V]) {
+// parts returns the changes whose rank is less than belowRank, in the order in which
+// they are to be written. It is a single part if their size is within the limit.
+func (c *Changes[ID, V]) parts(limit, belowRank int) (out [][]*Change[ID, V]) {
 	var todo []*Change[ID, V]
 	total := 0
 	for _, x := range c.list {
 		if c.unchanged(x) {
 			continue
 		}
-		if x.order = c.mode.Order(c, x); x.order.Rank < maxRank {
+		if x.order = c.mode.Order(c, x); x.order.Rank < belowRank {
 			todo = append(todo, x)
 			total += c.mode.Size(x)
 		}

@@ -267,10 +267,10 @@ func (c *Changes[ID, V]) addShared(refs map[ID]int) {
 	c.newUses = nil
 }
 
-// write makes the changes whose rank is below maxRank. It returns how many parts
+// write makes the changes whose rank is less than belowRank. It returns how many parts
 // were written.
-func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], maxRank int) (n int, err error) {
-	for _, some := range c.parts(d.mode.Limit(), maxRank) {
+func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], belowRank int) (n int, err error) {
+	for _, some := range c.parts(d.mode.Limit(), belowRank) {
 		if err := d.mode.Write(ctx, some); err != nil {
 			return n, err
 		}
@@ -415,8 +415,8 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 }
 
 // stream writes the changes rendered so far, except for those that put them into
-// effect, so that a first Sync never holds all changes in memory. It may only be
-// used if the kernel has no objects: then rows may be written in any order.
+// effect, so that a first Sync never holds all changes in memory. It may only be used
+// if no object in the kernel is in force: then rows may be written in any order.
 func (d *Differ[ID, V]) stream(ctx context.Context, c *Changes[ID, V]) error {
 	c.addShared(d.refs)
 	if _, err := d.write(ctx, c, d.mode.Live); err != nil {

@@ -41,8 +41,8 @@ type Mode[ID comparable, V any] struct {
 	Limit func() int
 
 	// Live is the rank of the changes that put everything of a lower rank into
-	// effect. If the kernel has no objects, changes of a lower rank are written while
-	// rows are still being rendered.
+	// effect. If List returns empty, changes of a lower rank are written while rows are
+	// still being rendered.
 	Live int
 
 	// List calls have for every object in the kernel. If it returns empty, none of

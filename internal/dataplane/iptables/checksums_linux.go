@@ -49,6 +49,8 @@ func (c checksums) differing(tables []ipt.Table) (at chainRef, found bool) {
 	}
 	maps.DeleteFunc(c.sums, func(_ chainRef, sum uint64) bool { return sum == 0 })
 	for _, p := range slices.SortedFunc(maps.Keys(c.sums), compareChainRefs) {
+		// A save does not have the rules of an unreadable table, and a Sync does not make
+		// it readable, so that every save would be reported.
 		if have.sums[p] != c.sums[p] && !c.unreadable[p.table] {
 			return p, true
 		}

@@ -67,8 +67,8 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 }
 
 // compare compares an object with the rules of its chain, and reports whether they
-// differ. A row's own chain must have exactly its rules; a shared or built-in chain must
-// contain them.
+// differ. A chain of ours that rows do not share must have exactly its rules; a shared or
+// built-in chain must contain them.
 func (x id) compare(v value, have []string, found bool) (proxy.Difference, bool) {
 	lines := func(rules []string) string {
 		var out []string

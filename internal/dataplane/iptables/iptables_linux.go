@@ -115,12 +115,12 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.
 		}
 		alone = true
 		for _, f := range d.families {
-			undisturbed, err := f.verify(ctx)
+			unchanged, err := f.verify(ctx)
 			if err != nil {
 				d.differ.Forget()
 				return nil, err
 			}
-			alone = alone && undisturbed
+			alone = alone && unchanged
 		}
 	}
 	for _, f := range d.families {
@@ -158,7 +158,7 @@ func (d *Dataplane) syncRewriting(ctx context.Context, want *proxy.State) (proxy
 }
 
 // Apply writes the difference that the changes make, by one or two restores per
-// family. It lists nothing.
+// family, or more if they add or remove more than maxChains. It lists nothing.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if changed.Node && d.differ.Node() != nil {
 		d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())

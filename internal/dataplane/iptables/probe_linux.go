@@ -41,8 +41,8 @@ func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 }
 
 // probe tries to create a chain, and removes it in the same transaction. It returns an
-// error only if a line is refused. Any other failure, such as a lock that another
-// process holds, may be temporary; Sync is retried after it.
+// error if there are no programs, or if a line is refused. Any other failure, such as a
+// lock that another process holds, may be temporary; Sync is retried after it.
 func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	conn, err := ipt.Open(ctx, iptFamily(f), v)
 	if err != nil {

@@ -61,7 +61,7 @@ type IPVS struct {
 type EBPF struct {
 	CgroupRoot string // the cgroup whose sockets are served; empty for the root of the mounted cgroup2 hierarchy
 	BPFRoot    string // the directory in a BPF file system where programs and maps are pinned
-	Fallback   bool   // if the kernel does not support the mode, serve by its nftables rules alone instead of failing
+	Fallback   bool   // if the kernel does not support the mode, open mode nftables instead of failing
 
 	Untracked []netip.Prefix // addresses of pods; connections between them are not tracked unless rules translate them
 }

@@ -35,7 +35,7 @@ const (
 // Conn runs the programs of one variant and family, in the network namespace of the
 // calling thread.
 type Conn struct {
-	// LockWait bounds how long a restore waits for the xtables lock, in whole
+	// LockWait bounds how long a program waits for the xtables lock, in whole
 	// seconds. The nft variant has no lock.
 	LockWait time.Duration
 
@@ -71,7 +71,7 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		variant, number := parseVersion(string(version))
 		switch {
 		case variant != v:
-		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first version with option -w
+		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first version whose iptables-restore has option -w
 			reason = fmt.Errorf("use %s: version %q is too old, install 1.6.2 or later", c.program, bytes.TrimSpace(version))
 		default:
 			return c, nil
