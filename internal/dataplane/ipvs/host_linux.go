@@ -81,7 +81,7 @@ func (k kernel) set(ctx context.Context, to map[string]string) error {
 			return err
 		}
 		if was != to[name] {
-			klog.FromContext(ctx).Info("Changed a sysctl", "sysctl", strings.ReplaceAll(name, "/", "."), "from", was, "to", to[name])
+			klog.FromContext(ctx).Info("Changed a sysctl", "name", strings.ReplaceAll(name, "/", "."), "old", was, "new", to[name])
 		}
 	}
 	return nil
