@@ -268,7 +268,7 @@ func (s *ProxyServer) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := l.Leave(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "The rules may not yield to another service proxy; if one takes over, remove our rules by hand")
+		klog.FromContext(ctx).Error(err, "The rules may not yield to another service proxy; if one takes over, remove our rules once it serves")
 	}
 }
 
