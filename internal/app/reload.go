@@ -54,8 +54,8 @@ type configWatcher struct {
 	validate func(context.Context, config.Configuration) error // whether a daemon could start with it
 	delay    func() time.Duration                              // returns how long to wait before a restart
 
-	candidate string // the content at the last check
-	parsed    string // the content that was parsed last
+	candidate  string // the content at the last check
+	lastParsed string // the content that was parsed last
 
 	restart *RestartError    // the planned restart, if due is not nil
 	due     <-chan time.Time // fires when it is time for the restart
@@ -107,7 +107,7 @@ func (w *configWatcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-w.due:
-			if contentOf(w.file) == w.parsed {
+			if contentOf(w.file) == w.lastParsed {
 				return w.restart
 			}
 			w.due = nil // the file has changed again; that change decides
@@ -121,7 +121,7 @@ func (w *configWatcher) Run(ctx context.Context) error {
 // reports invalid content once.
 func (w *configWatcher) check(ctx context.Context) {
 	now := contentOf(w.file)
-	if now != w.candidate || now == w.parsed {
+	if now != w.candidate || now == w.lastParsed {
 		w.candidate = now
 		return
 	}
@@ -129,7 +129,7 @@ func (w *configWatcher) check(ctx context.Context) {
 	if contentOf(w.file) != now {
 		return // read may have seen a mix of old and new content
 	}
-	w.parsed = now
+	w.lastParsed = now
 	if err == nil {
 		err = w.accept(ctx, p)
 	}
