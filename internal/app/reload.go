@@ -135,7 +135,7 @@ func (w *configWatcher) check(ctx context.Context) {
 	}
 	if err != nil {
 		w.due = nil // a restarted daemon could not use the file either
-		klog.FromContext(ctx).Error(err, "The new configuration is invalid, the old one stays in force", "file", w.file)
+		klog.FromContext(ctx).Error(err, "The new configuration cannot be used, the old one stays in force", "file", w.file)
 	}
 }
 
