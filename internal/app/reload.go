@@ -70,10 +70,10 @@ func contentOf(file string) string {
 	return "=" + string(data) // no error text begins like this
 }
 
-// newConfigWatcher returns a watcher of the configuration file, which the options
-// must name and running was read from. It calls apply with each new configuration
-// that a running daemon can adopt, and compares the next one with that, whether or
-// not apply succeeded.
+// newConfigWatcher returns a watcher of the configuration file, from which running
+// was read; the options must name the file. The watcher calls apply with each new
+// configuration that a running daemon can adopt, and compares the next one with
+// that, whether or not apply succeeded.
 func (o *Options) newConfigWatcher(
 	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change),
 ) *configWatcher {
