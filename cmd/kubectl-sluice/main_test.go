@@ -17,9 +17,9 @@ func TestExitCodes(t *testing.T) {
 		stderr string
 	}{
 		{"version", t.Context(), []string{"--version"}, 0, ""},
-		{"no file", t.Context(), []string{"status", "--kubeconfig=/none"}, 2, "Error: kubeconfig: stat /none: no such file or directory\n"},
+		{"no file", t.Context(), []string{"status", "--kubeconfig=/none"}, 2, "Error: read the kubeconfig: stat /none: no such file or directory\n"},
 		{"no command", t.Context(), []string{"stats"}, 2, "Error: no command \"stats\": did you mean kubectl sluice status?\n"},
-		{"interrupted before an answer", ended, []string{"status", "--server=http://127.0.0.1:1"}, 2, "Error: ask the API server for pods: context canceled\n"},
+		{"interrupted before an answer", ended, []string{"status", "--server=http://127.0.0.1:1"}, 2, "Error: list pods: context canceled\n"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
