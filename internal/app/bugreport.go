@@ -96,7 +96,8 @@ but check the file before you send it: tar -xzOf %s | less
 }
 
 // kernelRules lists the objects that a mode has in the kernel for Services: those
-// that it would remove if there were none. Constant rules are not among them.
+// that it would remove if there were none. Rules that do not depend on Services are
+// not among them.
 func kernelRules(ctx context.Context, name string) ([]byte, error) {
 	mode, err := dataplane.Of(config.ProxyMode(name))
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 const lockName = "@sluice-daemon"
 
 const (
-	// lockTries is how often to try if the name is in use but nobody answers, as at
+	// lockTries is how often to try if the name is in use but no process answers, as at
 	// the moment when a daemon starts or ends.
 	lockTries      = 10
 	lockRetryDelay = 50 * time.Millisecond

@@ -28,7 +28,7 @@ it belongs to, where it may go, which endpoints are not used, and whether the
 kernel agrees.
 
 The answer comes from the daemon of this node, or with --manifests from a folder,
-which is read as the daemon would, on any system and without root. Reasons are
+read as the daemon would read it, on any system and without root. Reasons are
 listed in docs/explain.md, with what to do about each. The exit code is 0 if all
 is well, 1 if there is a finding, 2 if the question cannot be answered.`
 

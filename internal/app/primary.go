@@ -13,9 +13,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// checkFamily returns an error if the node's primary address is of a family that is
-// not served; what says where the address comes from. The primary family is that of
-// the cluster: a proxy without it would serve next to nothing, and yet be healthy.
+// checkFamily returns an error if the node's primary address, which the error calls
+// what, is of a family that is not served. The primary family is that of the
+// cluster: a proxy without it would serve next to nothing, and yet be healthy.
 func (s *ProxyServer) checkFamily(primary netip.Addr, what string) error {
 	f := proxy.FamilyOf(primary)
 	if !primary.IsValid() || primary.IsUnspecified() || slices.Contains(s.families, f) {

@@ -54,8 +54,8 @@ type configWatcher struct {
 	validate func(context.Context, config.Configuration) error // whether a daemon could start with it
 	delay    func() time.Duration                              // returns how long to wait before a restart
 
-	candidate string // the content at the last check
-	parsed    string // the content that was parsed last
+	candidate  string // the content at the last check
+	lastParsed string // the content that was parsed last
 
 	restart *RestartError    // the planned restart, if due is not nil
 	due     <-chan time.Time // fires when it is time for the restart
@@ -70,10 +70,10 @@ func contentOf(file string) string {
 	return "=" + string(data) // no error text begins like this
 }
 
-// newConfigWatcher returns a watcher of the configuration file, which the options
-// must name and running was read from. It calls apply with each new configuration
-// that a running daemon can adopt, and compares the next one with that, whether or
-// not apply succeeded.
+// newConfigWatcher returns a watcher of the configuration file, from which running
+// was read; the options must name the file. The watcher calls apply with each new
+// configuration that a running daemon can adopt, and compares the next one with
+// that, whether or not apply succeeded.
 func (o *Options) newConfigWatcher(
 	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change),
 ) *configWatcher {
@@ -107,7 +107,7 @@ func (w *configWatcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-w.due:
-			if contentOf(w.file) == w.parsed {
+			if contentOf(w.file) == w.lastParsed {
 				return w.restart
 			}
 			w.due = nil // the file has changed again; that change decides
@@ -121,7 +121,7 @@ func (w *configWatcher) Run(ctx context.Context) error {
 // reports invalid content once.
 func (w *configWatcher) check(ctx context.Context) {
 	now := contentOf(w.file)
-	if now != w.candidate || now == w.parsed {
+	if now != w.candidate || now == w.lastParsed {
 		w.candidate = now
 		return
 	}
@@ -129,13 +129,13 @@ func (w *configWatcher) check(ctx context.Context) {
 	if contentOf(w.file) != now {
 		return // read may have seen a mix of old and new content
 	}
-	w.parsed = now
+	w.lastParsed = now
 	if err == nil {
 		err = w.accept(ctx, p)
 	}
 	if err != nil {
 		w.due = nil // a restarted daemon could not use the file either
-		klog.FromContext(ctx).Error(err, "The new configuration is invalid, the old one stays in force", "file", w.file)
+		klog.FromContext(ctx).Error(err, "The new configuration cannot be used, the old one stays in force", "file", w.file)
 	}
 }
 

@@ -201,7 +201,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.write(d.file, body(1))
 	d.start()
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
-	d.complains(`The new configuration is invalid, the old one stays in force err="--config \"` + d.file +
+	d.complains(`The new configuration cannot be used, the old one stays in force err="--config \"` + d.file +
 		`\": nftables.syncPeriod \"-1s\": must be more than 0"`)
 	// The same again, and another file beside it, are no news.
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
@@ -211,7 +211,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.complains("nftables.syncPeriod")
 	d.write(d.file, body(2))
 	d.want(2)
-	if n := strings.Count(d.log.String(), "is invalid, the old one"); n != 2 {
+	if n := strings.Count(d.log.String(), "cannot be used, the old one"); n != 2 {
 		t.Errorf("%d complaints, want 2:\n%s", n, d.log.String())
 	}
 }

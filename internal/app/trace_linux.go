@@ -67,7 +67,7 @@ func (o *explainOptions) runTrace(ctx context.Context, stderr io.Writer, e *stat
 		}
 	}
 	legacy := legacyTables(dst.Addr())
-	// Only of TCP the traced packet is certainly the first one of a connection.
+	// With other protocols than TCP, the traced packet may be a later one of a connection.
 	t.Bypassed = e.Reason == statusapi.Forwarded && number == unix.IPPROTO_TCP && legacy == "" && len(steps) > 0 &&
 		!slices.ContainsFunc(steps, choosesEndpoint) && (t.DroppedBy == nil || t.DroppedBy.Ours)
 	for i, s := range t.Steps {

@@ -31,7 +31,7 @@ type Engine struct {
 	started      bool        // the first sync does not wait for objects any more
 	nodeDeadline time.Time   // when waiting for the Node ends; zero if the wait has not begun
 	lastFull     time.Time   // when the last successful full sync began; zero if there was none
-	nextRun      *time.Timer // requests a run for a retry or for a full sync that is due later
+	nextRun      *time.Timer // requests a run when a retry, a full sync or the end of the wait for the Node is due
 	log          objectLog
 
 	mu         sync.Mutex

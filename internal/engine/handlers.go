@@ -67,6 +67,6 @@ func (e *Engine) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
 }
 
 // OnServiceCIDRsSynced does nothing. The first sync does not wait for ServiceCIDRs:
-// every Service works without them, and packets to unallocated ClusterIPs are
-// dropped as soon as they arrive.
+// every Service works without them, and once they are known, packets to unallocated
+// ClusterIPs are dropped.
 func (e *Engine) OnServiceCIDRsSynced() {}

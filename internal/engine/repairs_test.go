@@ -59,7 +59,7 @@ func TestARepairThatWaitsGivesWay(t *testing.T) {
 		for range 6 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairQuiet * repairMin) // The back-off starts again only after a longer time.
+			time.Sleep(repairQuietFactor * repairMin) // The back-off starts again only after a longer time.
 		}
 		l.plane.drift(key("api")) // Its repair comes after seconds.
 		l.count()

@@ -94,7 +94,7 @@ func (l objectLog) refusals(ctx context.Context, w *work, rows []RowStatus) {
 			switch {
 			case r.Refused != "":
 				line().Info("Kernel refuses service port, other service ports are not affected", "servicePort", r.Key, "reason", r.Refused)
-			case w.state.Rows[r.Key] != nil: // A row that was removed is not accepted.
+			case w.state.Rows[r.Key] != nil: // a row that was removed is not logged as accepted
 				line().Info("Service port is accepted again", "servicePort", r.Key)
 			}
 		}

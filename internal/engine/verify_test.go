@@ -53,7 +53,7 @@ func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 		for range 5 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairQuiet * repairMin)
+			time.Sleep(repairQuietFactor * repairMin)
 		}
 		l.plane.seen <- "theirs" // Its repair comes after 1.6 s.
 		synctest.Wait()
@@ -78,7 +78,7 @@ func TestDamageNowAndThen(t *testing.T) {
 		for range 20 {
 			l.plane.seen <- "theirs"
 			l.wantCalls("sync 2")
-			time.Sleep(repairQuiet*repairMin + ms)
+			time.Sleep(repairQuietFactor*repairMin + ms)
 		}
 	})
 }

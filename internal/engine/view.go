@@ -28,7 +28,7 @@ type SyncStatus struct {
 }
 
 // Look calls f with the current state. It holds the engine's lock, so events and
-// syncs wait until f returns.
+// syncs wait until f returns: f must read only a limited part at a time.
 func (e *Engine) Look(f func(View)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,8 +67,8 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 // particular order.
 func (v View) DirtyRows() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
 
-// DirtyCounts returns how many dirty rows the kernel refuses, and how many others
-// there are.
+// DirtyCounts returns how many dirty rows only wait to be written, and how many the
+// kernel refuses.
 func (v View) DirtyCounts() (pending, refused int) {
 	for _, r := range v.table.dirty {
 		if r.Refused != "" {

@@ -25,12 +25,12 @@ const (
 	repairMin = 100 * time.Millisecond
 	repairMax = 30 * time.Second
 
-	// The back-off starts again after a time without foreign changes: repairQuiet
-	// times the next wait, but no longer than repairQuietMax. A process that damages
+	// The back-off starts again after a time without foreign changes: repairQuietFactor
+	// times the next wait, but at most repairQuietMax. A process that damages
 	// our rules only every few seconds is not reacting to repairs, and delaying a
 	// repair would leave Services broken for as long.
-	repairQuiet    = 20
-	repairQuietMax = time.Minute
+	repairQuietFactor = 20
+	repairQuietMax    = time.Minute
 )
 
 // repairer requests full syncs that repair what other processes changed. It is safe
@@ -47,7 +47,7 @@ func (r *repairer) repair(ctx context.Context, seen string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if quiet := now.Sub(r.last); quiet > min(repairQuietMax, repairQuiet*r.wait) {
+	if quiet := now.Sub(r.last); quiet > min(repairQuietMax, repairQuietFactor*r.wait) {
 		r.wait = 0
 	}
 	r.last = now

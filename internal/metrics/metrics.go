@@ -36,7 +36,7 @@ type Metrics struct {
 
 	mu       sync.Mutex
 	triggers []trigger // of changes that no successful sync has put in force
-	taken    int       // the first so many triggers are included in the current sync
+	taken    int       // how many of them, from the front, are included in the current sync or in one that failed
 	slices   pendingChanges
 	services pendingChanges
 	began    time.Time

@@ -89,7 +89,7 @@ func (p Problem) String() string {
 	case errors.Is(p.Err, fs.ErrPermission):
 		why = "no permission; set it on the host, or give this process the capability for it"
 	}
-	return fmt.Sprintf("set %s to %d: %s", p.Name, p.Want, why)
+	return fmt.Sprintf("cannot set %s to %d: %s", p.Name, p.Want, why)
 }
 
 // Report is the result of changing settings.

@@ -172,15 +172,15 @@ func TestProblems(t *testing.T) {
 		err   error // of writing everything
 		want  []string
 	}{
-		{"read-only file system", nil, syscall.EROFS, []string{"set " + conntrackMax + " to 131072: it is read-only here", "set " + tcpCloseWait + " to 3600: it is read-only", "set " + oomScoreAdj + " to -999: it is read-only"}},
-		{"no permission", nil, fs.ErrPermission, []string{"set " + conntrackMax + " to 131072: no permission", tcpCloseWait, oomScoreAdj}},
+		{"read-only file system", nil, syscall.EROFS, []string{"cannot set " + conntrackMax + " to 131072: it is read-only here", "cannot set " + tcpCloseWait + " to 3600: it is read-only", "cannot set " + oomScoreAdj + " to -999: it is read-only"}},
+		{"no permission", nil, fs.ErrPermission, []string{"cannot set " + conntrackMax + " to 131072: no permission", tcpCloseWait, oomScoreAdj}},
 		{"something else", nil, broken, []string{"out of order", "out of order", "out of order"}},
 		{"no connection tracking", func(v map[string]string) {
 			delete(v, conntrackMax)
 			delete(v, conntrackHash)
 		}, nil, []string{"is nf_conntrack loaded?"}},
 		{"not a number", func(v map[string]string) { v[tcpCloseWait] = "soon" }, nil, []string{`"soon"`}},
-		{"missing bucket count", func(v map[string]string) { delete(v, conntrackHash) }, nil, []string{"set " + conntrackHash + " to 32768"}},
+		{"missing bucket count", func(v map[string]string) { delete(v, conntrackHash) }, nil, []string{"cannot set " + conntrackHash + " to 32768"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

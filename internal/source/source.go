@@ -160,7 +160,8 @@ func WantsService(svc *v1.Service) bool {
 	return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
 }
 
-// WantsEndpointSlice reports whether a slice does not belong to a headless Service.
+// WantsEndpointSlice reports whether a slice is not labelled as that of a headless
+// Service.
 func WantsEndpointSlice(slice *discoveryv1.EndpointSlice) bool {
 	_, headless := slice.Labels[LabelHeadless]
 	return !headless

@@ -111,7 +111,7 @@ func (d *document) toJSON() ([]byte, error) {
 	if err == nil {
 		return raw, nil
 	}
-	// Without Strict, only repeated keys are no errors.
+	// The two differ only in repeated keys, which are errors in the strict conversion.
 	raw, lenientErr := yaml.YAMLToJSON(d.text)
 	if lenientErr != nil {
 		return nil, lenientErr
