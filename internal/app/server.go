@@ -75,8 +75,8 @@ type ProxyServer struct {
 
 	dataplane proxy.Dataplane
 	mode      dataplane.Mode
-	engine    *engine.Engine
-	configure func(s resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // reconfigures the engine while it runs
+	provider  engine.Provider
+	configure func(s resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // reconfigures the provider while it runs
 	ready     chan struct{}                                                     // closed when the first sync has succeeded
 	markReady func()                                                            // closes ready; may be called repeatedly
 
@@ -188,7 +188,7 @@ func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 		SyncPeriod:    s.fullSyncPeriod(c),
 		Observer:      observers{s, m},
 	})
-	s.engine, s.configure = e, e.Configure
+	s.provider, s.configure = e, e.Configure
 	s.refusals = newRefusals(e.Refused, func(e refusalEvent) { s.events.refusal(e) })
 	s.countRefused()
 	s.configz.Store(c.Object)
@@ -227,9 +227,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	jobs := []job{
 		{"tune the garbage collector", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !hasGoroutines) }},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.source.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.engine)
+			return s.plan.source.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
 		}},
-		{"sync", s.engine.SyncLoop},
+		{"sync", s.provider.SyncLoop},
 		{"check the Node's family", s.watchNodeFamily},
 		{"report refused Services", s.refusals.Run},
 		{"take over from kube-proxy", s.takeOver},

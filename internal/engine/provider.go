@@ -9,7 +9,20 @@ import (
 
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/source"
 )
+
+// Provider is what the ProxyServer runs and sources feed. [Engine] implements it.
+type Provider interface {
+	source.Handler
+
+	// Sync requests a sync.
+	Sync()
+
+	// SyncLoop runs until ctx ends, and returns nil once the sync in progress has ended.
+	// It must be called once.
+	SyncLoop(ctx context.Context) error
+}
 
 // Observer is notified of what the engine does. It cannot make a sync fail, and its
 // methods must not block. The methods named ...Seen and Began are called under the
