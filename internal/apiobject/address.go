@@ -53,7 +53,7 @@ func (p *parser) endpointAddr(text string, family proxy.Family) (netip.Addr, err
 	case addr.Is4In6():
 		return addr, mappedError(addr)
 	case proxy.FamilyOf(addr) != family:
-		return addr, fmt.Errorf("%v is not an %v address, as addressType requires", addr, family)
+		return addr, fmt.Errorf("%v is not an %v address, but addressType requires one", addr, family)
 	case addr.IsLoopback():
 		return addr, fmt.Errorf("%v is a loopback address, which other hosts cannot reach", addr)
 	case addr.IsLinkLocalUnicast():

@@ -180,7 +180,7 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 		case err != nil:
 			p.add(Invalid, at, "%v", err)
 		case len(families) > 0 && string(families[i]) != family.String():
-			p.add(Invalid, at, "%v is not an %s address, as spec.ipFamilies[%d] requires", addr, families[i], i)
+			p.add(Invalid, at, "%v is not an %s address, but spec.ipFamilies[%d] requires one", addr, families[i], i)
 		case len(s.Addresses[family]) > 0:
 			p.add(Invalid, at, "%v is a second %v address", addr, family)
 		default:

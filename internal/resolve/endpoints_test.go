@@ -90,7 +90,7 @@ func TestEndpoints(t *testing.T) {
 				endpointOf("::ffff:10.1.0.9"), discoveryv1.Endpoint{}, endpointOf("0.0.0.0"), endpointOf("10.1.0.002"))},
 			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[]",
 			[]string{
-				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fd00:1::1 is not an IPv4 address, as addressType requires; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fd00:1::1 is not an IPv4 address, but addressType requires one; the endpoint is left out`,
 				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: "x" is not an IP address; the endpoint is left out`,
 				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: ::ffff:10.1.0.9 is an IPv4-mapped IPv6 address; write 10.1.0.9; the endpoint is left out`,
 				"EndpointSlice ns/web-1: endpoints[4].addresses: is empty; the endpoint is left out",

@@ -55,7 +55,7 @@ func TestClusterIPs(t *testing.T) {
 		{
 			"cluster IP of another family than said", serviceOf("ns/web", "", dualStack("fd00::1", "fd00::2")),
 			[]string{"ns/web:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain},
-			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address, as spec.ipFamilies[0] requires"},
+			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address, but spec.ipFamilies[0] requires one"},
 		},
 		{
 			"unknown family", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{"IPv5"} }),

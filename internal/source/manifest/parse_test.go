@@ -145,7 +145,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"cluster IP of the wrong family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  ipFamilies: [IPv6]"), nil,
-			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: 10.96.0.10 is not an IPv6 address, as spec.ipFamilies[0] requires`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: 10.96.0.10 is not an IPv6 address, but spec.ipFamilies[0] requires one`},
 		},
 		{
 			"two cluster IPs of one family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIPs: [10.96.0.10, 10.96.0.11]"), nil,
@@ -253,13 +253,13 @@ func TestLoadBadInput(t *testing.T) {
 		{
 			"endpoint of the wrong family", edit(goodSlice, "ports:", "- addresses: ['fd00::1']\nports:"),
 			[]string{sliceW},
-			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses[0]: fd00::1 is not an IPv4 address, as addressType requires; the endpoint is left out`},
+			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses[0]: fd00::1 is not an IPv4 address, but addressType requires one; the endpoint is left out`},
 		},
 		{
 			"all endpoints of the wrong family", edit(goodSlice, "IPv4", "IPv6"), nil,
 			[]string{
 				`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: none of the 1 endpoints can be used`,
-				`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address, as addressType requires; the endpoint is left out`,
+				`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address, but addressType requires one; the endpoint is left out`,
 			},
 		},
 		{
