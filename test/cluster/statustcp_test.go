@@ -179,5 +179,5 @@ func TestStatusOverTCP(t *testing.T) {
 		t.Error("the certificate is still the one of before")
 	}
 	gate.Shut()
-	expect(other, late, statusapi.NodePath, `503 {"error":"the API server cannot be asked`)
+	expect(other, late, statusapi.NodePath, `503 {"error":"the API server cannot review the request`)
 }

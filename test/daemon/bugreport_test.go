@@ -37,7 +37,7 @@ func TestBugReport(t *testing.T) {
 				t.Fatal(err)
 			}
 			said, code := s.call(path, "bugreport", "--socket", s.socket, "--log", log, "-o", report)
-			if code != 0 || !strings.Contains(said, "look before you send it") || strings.Contains(said, "Could not be read") {
+			if code != 0 || !strings.Contains(said, "check the file before you send it") || strings.Contains(said, "Could not be read") {
 				t.Fatalf("exit code %d:\n%s", code, said)
 			}
 			dir := t.TempDir()
