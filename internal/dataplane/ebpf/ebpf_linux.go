@@ -307,11 +307,11 @@ func (d *Dataplane) applyMaps(ctx context.Context, want *proxy.State, changed *p
 // applyNode brings the maps that describe the node to the wanted state, if rows do not
 // depend on what changed.
 func (d *Dataplane) applyNode(n *proxy.Node) error {
+	d.node = n
 	h, err := readHost(d.netlink, n)
 	if err != nil {
 		return err
 	}
-	d.node = n
 	if !d.sameHost(h) {
 		return fmt.Errorf("%w: rows depend on what changed about the node's addresses", proxy.ErrNeedSync)
 	}
