@@ -213,6 +213,17 @@ func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspeci
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+// bridgePrefixes returns the addresses of the bridge, with the subnet that pods share.
+func (c Config) bridgePrefixes() []netip.Prefix {
+	out := hostPrefixes(c.BridgeAddrs)
+	for i, p := range out {
+		if c.Bridged {
+			out[i] = netip.PrefixFrom(p.Addr(), p.Bits()/4) // 10.0.0.0/8, fd00:10::/32
+		}
+	}
+	return out
+}
+
 func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
 	for _, a := range addrs {
 		out = append(out, hostPrefix(a))
