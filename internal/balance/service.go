@@ -23,7 +23,7 @@ type Service struct {
 	leaving bool // the row is no longer wanted; guarded by Index.mu
 
 	mu      sync.Mutex
-	row     *proxy.ServicePort // nil once the service is removed from its index
+	row     *proxy.ServicePort // nil if the service is in no index
 	Version atomic.Uint64      // incremented whenever the row changes
 	turn    uint64             // of round robin and least connections
 	clients map[Client]Remembered

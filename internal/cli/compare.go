@@ -164,7 +164,7 @@ func serviceFacts(r *StatusReport) []fact {
 			}
 			out = append(out, fact{port, state}, fact{port + " endpoints", thousands(p.Total)})
 			for _, f := range p.Frontends {
-				if f.Kind != "NodePort" { // Nodes may be configured to take NodePorts at different addresses.
+				if f.Kind != "NodePort" { // NodePorts are at the addresses of each node.
 					out = append(out, fact{f.Kind + " " + f.Address, cmp.Or(f.LostTo, "has it")})
 				}
 			}

@@ -64,7 +64,7 @@ func (x *explanation) noteSimilar() {
 				sharing[nameOf(row)] = true
 			case f.Kind == proxy.NodePort && !x.packet.DstLocal && row.Key.Family == proxy.FamilyOf(dst.Addr()) &&
 				row.Key.Protocol == x.packet.Protocol && f.Addr.Port() == dst.Port():
-				notes[fmt.Sprintf("%d is a NodePort of Service %v, but %v is not an address of this node%s",
+				notes[fmt.Sprintf("%d is a NodePort of Service %v, but %v is not known as an address of this node%s",
 					dst.Port(), nameOf(row), dst.Addr(), contradiction)] = true
 			}
 		}

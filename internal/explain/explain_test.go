@@ -129,7 +129,7 @@ func TestExplainQuestions(t *testing.T) {
 		{Question{To: "ns/alien"}, "", statusapi.OtherProxy, "untouched", ""},
 		{Question{To: "10.96.0.77:80"}, "10.96.0.77:80", statusapi.OtherProxy, "drop", ""},
 		{Question{To: "198.51.100.1:81"}, "198.51.100.1:81", statusapi.NoSuchFrontend, "untouched", "198.51.100.1 is an address of Service ns/web, which has http (80/TCP)"},
-		{Question{To: "192.168.0.3:30080"}, "192.168.0.3:30080", statusapi.NoSuchFrontend, "untouched", "30080 is a NodePort of Service ns/web, but 192.168.0.3 is not an address of this node"},
+		{Question{To: "192.168.0.3:30080"}, "192.168.0.3:30080", statusapi.NoSuchFrontend, "untouched", "30080 is a NodePort of Service ns/web, but 192.168.0.3 is not known as an address of this node"},
 		{Question{To: "198.51.100.1:80", From: "203.0.113.9"}, "198.51.100.1:80", statusapi.Forwarded, "forward", "Service ns/xweb claims it too, but the claim of ns/web has priority"},
 		{Question{To: "ns/xweb"}, "10.96.0.9:80", statusapi.NoEndpoints, "reject", "its ExternalIP 198.51.100.1:80 belongs to Service ns/web, whose claim to it has priority"},
 	}
@@ -220,7 +220,7 @@ func TestExplainOutdatedNode(t *testing.T) {
 	w.Local = func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.77") }
 	a, err := w.Explain(Question{To: "192.168.0.2:30080"})
 	must(t, err)
-	const note = "30080 is a NodePort of Service ns/web, but 192.168.0.2 is not an address of this node, " +
+	const note = "30080 is a NodePort of Service ns/web, but 192.168.0.2 is not known as an address of this node, " +
 		"although its Node object has it: is the object outdated, or --hostname-override wrong?"
 	if a.Verdict != "untouched" || a.Reason != statusapi.NoSuchFrontend || !slices.Equal(a.Notes, []string{note}) {
 		t.Errorf("%s %s, notes %q", a.Verdict, a.Reason, a.Notes)

@@ -41,7 +41,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		k.State, k.Why = statusapi.KernelFailed, err.Error()
 	case len(is.Differences) > 0:
 		k.State, k.Why = statusapi.KernelDiffers, ""
-		a.Try = append(a.Try, "the daemon repairs rules at once, other objects within half a minute; nft monitor shows who changes rules")
+		a.Try = append(a.Try, "the daemon repairs rules at once, other objects usually within half a minute; nft monitor shows who changes rules")
 	default:
 		k.State, k.Why = statusapi.KernelAgrees, ""
 	}

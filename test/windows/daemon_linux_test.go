@@ -30,7 +30,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--windows-service", "--cleanup"}, 1, "--windows-service: connect to the service control manager"},
 		{[]string{"--manifests", drive(n.dir)}, 1, "use --network-name or the environment variable KUBE_NETWORK"},
 		{[]string{"--manifests", drive(n.dir) + `\nowhere`}, 1, `nowhere": open`},
-		{[]string{"status", "--socket", drive(n.dir) + `\none`}, 2, "ask the daemon at"},
+		{[]string{"status", "--socket", drive(n.dir) + `\none`}, 2, "connect to the daemon at"},
 	}
 	for _, tt := range tests {
 		out, code := n.run(tt.args...)

@@ -45,17 +45,6 @@ func (c Config) LocalAddrs() []netip.Addr {
 	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, orDefault(nil, "127.0.0.1", "::1"))
 }
 
-// bridgePrefixes returns the addresses of the bridge, with the subnet that pods share.
-func (c Config) bridgePrefixes() []netip.Prefix {
-	out := hostPrefixes(c.BridgeAddrs)
-	for i, p := range out {
-		if c.Bridged {
-			out[i] = netip.PrefixFrom(p.Addr(), p.Bits()/4) // 10.0.0.0/8, fd00:10::/32
-		}
-	}
-	return out
-}
-
 func orDefault(addrs []netip.Addr, texts ...string) []netip.Addr {
 	if addrs == nil {
 		for _, t := range texts {
@@ -63,13 +52,4 @@ func orDefault(addrs []netip.Addr, texts ...string) []netip.Addr {
 		}
 	}
 	return addrs
-}
-
-func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
-	for _, a := range addrs {
-		out = append(out, hostPrefix(a))
-	}
-	return out
 }

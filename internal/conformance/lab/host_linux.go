@@ -211,6 +211,26 @@ func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 // defaultDst returns the destination of the default route.
 func defaultDst(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// bridgePrefixes returns the addresses of the bridge, with the subnet that pods share.
+func (c Config) bridgePrefixes() []netip.Prefix {
+	out := hostPrefixes(c.BridgeAddrs)
+	for i, p := range out {
+		if c.Bridged {
+			out[i] = netip.PrefixFrom(p.Addr(), p.Bits()/4) // 10.0.0.0/8, fd00:10::/32
+		}
+	}
+	return out
+}
+
+func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
+	for _, a := range addrs {
+		out = append(out, hostPrefix(a))
+	}
+	return out
+}
+
 // addRoute adds or replaces a route. An invalid gateway means that the destination is on the link.
 func (h *Host) addRoute(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}

@@ -133,7 +133,7 @@ func (d *Dataplane) Close() error {
 	if d.untracking.flows != nil {
 		err = d.untracking.flows.Close()
 	}
-	return errors.Join(err, d.locked(func() error { return d.extendLease(leaseAfterClose) }), d.Dataplane.Close(), d.kernel.close())
+	return errors.Join(err, d.locked(func() error { return d.setLease(leaseAfterClose) }), d.Dataplane.Close(), d.kernel.close())
 }
 
 // Sync brings maps and rules to the wanted state, whatever was there before, and then
@@ -307,11 +307,11 @@ func (d *Dataplane) applyMaps(ctx context.Context, want *proxy.State, changed *p
 // applyNode brings the maps that describe the node to the wanted state, if rows do not
 // depend on what changed.
 func (d *Dataplane) applyNode(n *proxy.Node) error {
+	d.node = n
 	h, err := readHost(d.netlink, n)
 	if err != nil {
 		return err
 	}
-	d.node = n
 	if !d.sameHost(h) {
 		return fmt.Errorf("%w: rows depend on what changed about the node's addresses", proxy.ErrNeedSync)
 	}
@@ -340,11 +340,12 @@ func (d *Dataplane) enable(ctx context.Context) error {
 	d.attached, d.disabled = true, nil
 	d.serving.Store(1)
 	notify(d.checkStale)
-	return d.extendLease(lease)
+	return d.setLease(lease)
 }
 
-// extendLease lets the programs act for a period from now, unless they are disabled.
-func (d *Dataplane) extendLease(period time.Duration) error {
+// setLease lets the programs act for a period from now, whatever was left of the last one, unless
+// they are disabled.
+func (d *Dataplane) setLease(period time.Duration) error {
 	if d.disabled != nil {
 		return nil
 	}

@@ -80,19 +80,19 @@ func (d *Dataplane) FreezeGeneration() error {
 		if err := d.kernel.Generation.Lookup(uint32(0), &now); err != nil || now == 1 {
 			return err
 		}
-		private, err := unix.Mmap(-1, 0, len(d.kernel.generation), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		private, err := unix.Mmap(-1, 0, len(d.kernel.generationMem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
 			return err
 		}
-		err = unix.Munmap(d.kernel.generation)
-		d.kernel.generation = private
+		err = unix.Munmap(d.kernel.generationMem)
+		d.kernel.generationMem = private
 		return errors.Join(err, d.kernel.Generation.Put(uint32(0), uint64(1)))
 	})
 }
 
 // RenewLease renews the lease, as Run does periodically.
 func (d *Dataplane) RenewLease() error {
-	return d.locked(func() error { return d.extendLease(lease) })
+	return d.locked(func() error { return d.setLease(lease) })
 }
 
 // OpenWithLimits opens a dataplane whose maps have room for fewer entries.

@@ -67,9 +67,9 @@ type kernel struct {
 	Stale        *ebpf.Program `ebpf:"stale"`
 
 	paths
-	flags      uint32 // of the settings, as the next write of them has them
-	generation []byte // the mapped memory of the map generation
-	newMaps    bool   // the maps were created by this process and have no rows yet
+	flags         uint32 // of the settings, as the next write of them has them
+	generationMem []byte // the mapped memory of the map generation
+	newMaps       bool   // the maps were created by this process and have no rows yet
 }
 
 // paths are the directories that the mode uses.
@@ -157,7 +157,7 @@ func load(p paths, limits map[string]uint32) (_ *kernel, err error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", errKernel, err)
 	}
-	k.generation, err = unix.Mmap(k.Generation.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	k.generationMem, err = unix.Mmap(k.Generation.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("map the memory of map generation: %w", err), k.close())
 	}
@@ -239,7 +239,8 @@ func (k *kernel) detachMeters() (err error) {
 }
 
 // attachAll attaches programs. Those that a former daemon has attached are replaced one
-// by one, so that there is always one. After an error it detaches the others again.
+// by one, so that there is always one. After an error it detaches those that it has attached
+// anew.
 func (k *kernel) attachAll(hooks []hook) (err error) {
 	var attached []string
 	defer func() {
@@ -338,9 +339,9 @@ func (k *kernel) close() (err error) {
 	} {
 		err = errors.Join(err, c.Close())
 	}
-	if k.generation != nil {
-		err = errors.Join(err, unix.Munmap(k.generation))
-		k.generation = nil
+	if k.generationMem != nil {
+		err = errors.Join(err, unix.Munmap(k.generationMem))
+		k.generationMem = nil
 	}
 	return err
 }
@@ -394,7 +395,7 @@ func (k *kernel) writeSettings(node, until uint64) error {
 // Afterwards the generation is new, which makes everything cached before invalid: it is
 // random, so no daemon has used it before.
 func (k *kernel) writeMaps(f func() error) error {
-	generation := (*atomic.Uint64)(unsafe.Pointer(&k.generation[0]))
+	generation := (*atomic.Uint64)(unsafe.Pointer(&k.generationMem[0]))
 	generation.Store(0)
 	defer generation.Store(max(1, rand.Uint64()))
 	return f()

@@ -58,7 +58,7 @@ func (d *Dataplane) openForReading(r *mode.Rendering) error {
 		var err error
 		*m, err = ebpf.LoadPinnedMap(filepath.Join(r.EBPF.BPFRoot, format, name), &ebpf.LoadPinOptions{ReadOnly: true})
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("open map %s below %s: run as root: %w", name, r.EBPF.BPFRoot, err)
+			return fmt.Errorf("open map %s below %s: %w; run as root", name, r.EBPF.BPFRoot, err)
 		}
 	}
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -77,7 +77,7 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			what, err = "The lease of programs cannot be renewed", d.locked(func() error { return d.extendLease(lease) })
+			what, err = "The lease of programs cannot be renewed", d.locked(func() error { return d.setLease(lease) })
 			if failed := d.locked(func() error { return d.checkUntracking(ctx) }); failed != nil {
 				log.Error(failed, "Flows cannot be listed, connections between pods stay tracked for now")
 			}
@@ -312,7 +312,7 @@ func (d *Dataplane) cutStale() error {
 	switch {
 	case len(found) > 0 && was&flagCutting == 0:
 		d.kernel.flags |= flagCutting // first, so that no packet that is dropped is counted as sent
-		err := d.extendLease(lease)
+		err := d.setLease(lease)
 		if err == nil {
 			_, err = d.kernel.attachOne(cut)
 		}
@@ -325,7 +325,7 @@ func (d *Dataplane) cutStale() error {
 			return err
 		}
 		if d.kernel.flags &^= flagCutting; was != d.kernel.flags {
-			return d.extendLease(lease)
+			return d.setLease(lease)
 		}
 	}
 	return nil

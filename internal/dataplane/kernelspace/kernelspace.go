@@ -37,7 +37,7 @@ type operation struct {
 	listedAll       bool          // everything was listed
 	listedEndpoints bool          // the endpoints were listed
 	readNetwork     bool          // the network and its subnets were read
-	tried           map[id]bool   // objects that were written
+	tried           map[id]bool   // objects whose change was attempted
 	refused         proxy.Refused // rows that lack an object, or that HNS cannot serve in full
 }
 

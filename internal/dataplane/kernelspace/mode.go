@@ -75,7 +75,7 @@ func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
 	d.listOurs(func(x id, v value) { all = append(all, &change{ID: x, Old: v, Had: true}) })
 	slices.SortFunc(all, byRank)
 	for _, c := range all {
-		if failed := d.apply(ctx, *c); failed != nil {
+		if failed := d.applyChange(ctx, *c); failed != nil {
 			err = errors.Join(err, failed)
 		} else {
 			removed = append(removed, "HNS "+c.ID.String())

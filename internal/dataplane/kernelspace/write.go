@@ -105,12 +105,12 @@ func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
 // it. An error means that HNS does not answer, or that its objects are not what we believe.
 func (d *Dataplane) applyOrSetAside(ctx context.Context, c change) error {
 	d.op.tried[c.ID] = true
-	err := d.apply(ctx, c)
+	err := d.applyChange(ctx, c)
 	if errors.Is(err, errNoEndpoint) && !d.op.listedEndpoints { // A network plugin may have created it since.
 		if err := d.readEndpoints(ctx); err != nil {
 			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
-		err = d.apply(ctx, c)
+		err = d.applyChange(ctx, c)
 	}
 	exists := errors.Is(err, hns.ErrExists)
 	if d.op.listedAll && exists {
@@ -138,7 +138,8 @@ func fatal(err error) bool {
 	return slices.ContainsFunc([]error{hns.ErrNotRunning, errReplaced, context.Canceled, context.DeadlineExceeded}, func(e error) bool { return errors.Is(err, e) })
 }
 
-func (d *Dataplane) apply(ctx context.Context, c change) error {
+// applyChange makes one change in HNS, and records it in the inventory.
+func (d *Dataplane) applyChange(ctx context.Context, c change) error {
 	switch {
 	case c.ID.stray != "" && c.ID.protocol == 0:
 		return removed(d.inv.all, c.ID.stray, d.service.DeleteEndpoint(ctx, c.ID.stray))

@@ -152,10 +152,12 @@ func (s *server) openListener(l *listener) (err error) {
 	return nil
 }
 
-// connect starts to connect to an endpoint. The endpoint sees the client's address, or the node's
-// if masquerade is 1, or if it would otherwise reply to the client past this node. With TCP it also sees the client's port, unless that is in use. With UDP it
-// sees a port that the client's own flows do not use: when another mode continues the flow to the
-// same endpoint, the kernel would otherwise deliver the replies to our socket.
+// connect starts to connect to an endpoint. The endpoint sees the client's address; it sees the
+// node's address if masquerade is 1, if it is the client itself, or if it would otherwise send its
+// replies to the client directly, not through this node. With TCP it also sees the client's port,
+// unless that is in use. With UDP it sees a port that the client's own flows do not use: when
+// another mode continues the flow to the same endpoint, the kernel would otherwise deliver the
+// replies to our socket.
 func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpoint, masquerade int) (fd int, err error) {
 	f := proxy.FamilyOf(to.Addr.Addr())
 	sources := []netip.AddrPort{client, netip.AddrPortFrom(client.Addr(), 0)}

@@ -207,7 +207,7 @@ func (c *connection) relay(w *worker) {
 	}
 }
 
-// flush copies what has arrived from one side before writing to that side failed; it may be its
+// flush copies what has arrived from one side after the other direction has failed; it may be its
 // last reply. The number of rounds is bounded, because a side that did not reset the connection may
 // send without end while others wait.
 func (c *connection) flush(w *worker, from int) {

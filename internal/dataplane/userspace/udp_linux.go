@@ -39,8 +39,8 @@ type session struct {
 // connected to an unused address, so that datagrams to the frontend go to the listener instead.
 type reply struct{ fd, sessions int }
 
-// unused are addresses that no datagram comes from.
-var unused = [...]netip.AddrPort{
+// unusedAddrs are addresses that no datagram comes from, by family.
+var unusedAddrs = [...]netip.AddrPort{
 	proxy.IPv4: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 255, 255, 254}), 9),
 	proxy.IPv6: netip.AddrPortFrom(netip.IPv6Loopback(), 9),
 }
@@ -182,7 +182,7 @@ func (w *worker) replyFrom(dst netip.AddrPort) *reply {
 		if err != nil {
 			return nil
 		}
-		if connectUDP(fd, unused[f]) != nil {
+		if connectUDP(fd, unusedAddrs[f]) != nil {
 			_ = unix.Close(fd)
 			return nil
 		}

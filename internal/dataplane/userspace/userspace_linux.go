@@ -113,8 +113,8 @@ func (d *Dataplane) finish(refused, more proxy.Refused, err error) (proxy.Refuse
 	return refused, err
 }
 
-// prepare sets up what the rules depend on: policy routing at every call, and at the first the
-// listeners, unless IPVS would take their packets.
+// prepare sets up what the rules depend on: policy routing at every call, and the listeners at the
+// first. It opens none, and returns an error, while IPVS would take their packets.
 func (d *Dataplane) prepare(ctx context.Context) error {
 	for _, f := range d.server.families {
 		if err := routing.Ensure(f == proxy.IPv6); err != nil {

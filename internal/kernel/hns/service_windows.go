@@ -14,7 +14,7 @@ import (
 
 // Service is the Host Networking Service of this node. The requests that hnslib makes for one call:
 // a list takes one and three for each object, creating an endpoint five, creating a load balancer
-// three, updating one four, deleting one.
+// three, updating it four, and deleting an object one.
 type Service struct{}
 
 // libraries are the DLLs that hnslib calls. It panics if one does not exist, so ask checks them
