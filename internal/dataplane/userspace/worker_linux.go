@@ -20,8 +20,8 @@ const (
 	sparePipes  = 64                     // empty pipes that a worker keeps
 )
 
-// worker serves connections on one thread. All its system calls are non-blocking, so no connection
-// waits for a slow client or endpoint. Except for do, its methods must be called by its own
+// worker serves connections on one thread. Its calls on sockets are non-blocking, so no connection
+// waits for a slow client or endpoint; netlink requests about subnets are answered at once. Except for do, its methods must be called by its own
 // goroutine.
 type worker struct {
 	*server
