@@ -124,7 +124,7 @@ func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 	case <-time.After(handOverTimeout):
 	}
 	if former.stopRunner() == nil {
-		return errors.New("Run of the former dataplane returned no error after another one took over")
+		return errors.New("the former dataplane returned no error from Run after another one took over")
 	}
 	return former.onNode("close dataplane", former.dp.Close)
 }

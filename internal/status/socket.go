@@ -80,7 +80,9 @@ func (s Socket) serve(ctx context.Context) error {
 	if server.Shutdown(shutdown) != nil {
 		_ = server.Close()
 	}
-	<-ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve status at %s: %w", s.Path, err)
+	}
 	return nil
 }
 

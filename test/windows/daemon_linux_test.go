@@ -24,7 +24,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--help"}, 0, "--root-hnsendpoint-name"},
 		{[]string{"--network"}, 1, "Error: unknown flag: --network (sluice --help lists the flags)"},
 		{[]string{"--proxy-mode=nftables"}, 1, `--proxy-mode "nftables": no such mode; modes: kernelspace`},
-		{[]string{"--source-vip=10.244.0"}, 1, `--source-vip "10.244.0": not an IP address`},
+		{[]string{"--source-vip=10.244.0"}, 1, `--source-vip "10.244.0": must be an IP address`},
 		{[]string{"--windows-priorityclass=high"}, 1, `--windows-priorityclass "high": no such class`},
 		{[]string{"--init-only"}, 1, "--init-only: there is nothing to prepare on Windows"},
 		{[]string{"--windows-service", "--cleanup"}, 1, "--windows-service: connect to the service control manager"},

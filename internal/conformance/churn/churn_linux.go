@@ -258,7 +258,7 @@ func (d *daemon) checkFence(ctx context.Context, w *conformance.World) error {
 			return err
 		}
 		if ranged := e.Verdict != "untouched"; ranged != w.InServiceCIDRs(to.Addr()) {
-			return fmt.Errorf("Service CIDRs %v are not in force: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
+			return fmt.Errorf("the Service CIDRs %v are not in force: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
 		}
 	}
 	if !n.InForce() || n.Counts.Services != w.Served() || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {

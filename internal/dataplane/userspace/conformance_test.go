@@ -35,6 +35,19 @@ func open(ctx context.Context, t *testing.T, relay mode.Relay) (*userspace.Datap
 	return d, nil
 }
 
+// settled knows the node's subnets at each write: the table moves pods faster than they are read.
+type settled struct{ *userspace.Dataplane }
+
+func (d *settled) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.UpdateSubnets()
+	return d.Dataplane.Sync(ctx, want)
+}
+
+func (d *settled) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	d.UpdateSubnets()
+	return d.Dataplane.Apply(ctx, want, changed)
+}
+
 // underTest puts the dataplane under the packet table.
 func underTest(t *testing.T) conformance.Dataplane {
 	relay := mode.DefaultRelay()
@@ -45,7 +58,10 @@ func underTest(t *testing.T) conformance.Dataplane {
 		Relays:    true,
 		Mode:      "nftables", // whose settings it has
 		Refuses:   map[proxy.Protocol]string{proxy.SCTP: "no SCTP connection can be carried: sockets of the kernel cannot be spliced, and many kernels have none"},
-		Open:      func(ctx context.Context) (proxy.Dataplane, error) { return open(ctx, t, relay) },
+		Open: func(ctx context.Context) (proxy.Dataplane, error) {
+			d, err := open(ctx, t, relay)
+			return &settled{d}, err
+		},
 	}
 }
 

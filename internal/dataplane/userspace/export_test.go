@@ -73,3 +73,6 @@ func (d *Dataplane) UseSmallPipes() error {
 	}
 	return nil
 }
+
+// UpdateSubnets reads the node's subnets now, as the dataplane does once a second.
+func (d *Dataplane) UpdateSubnets() { d.server.subnets.update() }

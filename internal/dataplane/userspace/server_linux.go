@@ -29,7 +29,7 @@ type server struct {
 	workers      []*worker
 	listeners    []*listener
 	socket       func(domain, kind, protocol int) (int, error)
-	subnets      *link.Subnets
+	subnets      subnets
 	limit        int64 // of connections, and of sessions
 	logExhausted sync.Once
 	log          klog.Logger
@@ -70,10 +70,11 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	if s.limit = int64(files.Cur / descriptors); r.MaxConnections > 0 {
 		s.limit = min(s.limit, int64(r.MaxConnections))
 	}
-	var err error
-	if s.subnets, err = link.OpenSubnets(); err != nil {
+	reader, err := link.OpenSubnetReader()
+	if err != nil {
 		return nil, err
 	}
+	s.subnets.reader, s.subnets.wanted = reader, make(chan struct{}, 1)
 	for range workers {
 		w, err := s.newWorker()
 		if err != nil {
@@ -161,7 +162,9 @@ func (s *server) close() {
 	for _, l := range s.listeners {
 		_ = unix.Close(l.fd)
 	}
-	s.subnets.Close()
+	if !s.subnets.followed {
+		s.subnets.reader.Close()
+	}
 }
 
 func closeAll(fds []int) {

@@ -164,7 +164,7 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	switch {
 	case masquerade == 1,
 		to.MayHairpin() && to.Addr.Addr() == client.Addr(), // A pod must not receive packets from its own address.
-		w.neighbours.share(client.Addr(), to.Addr.Addr()):
+		w.subnets.share(client.Addr(), to.Addr.Addr()):
 		sources = []netip.AddrPort{{}}
 	case p == proxy.UDP:
 		sources = append(lowPorts(client.Addr()), client)

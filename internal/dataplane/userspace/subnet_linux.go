@@ -1,41 +1,63 @@
 package userspace
 
 import (
+	"context"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"sluice/internal/kernel/link"
 )
 
-// neighbours finds out which addresses share a subnet on one of the node's links, as pods on
-// a bridge do. One worker uses it.
-type neighbours struct {
-	kernel  *link.Subnets
-	read    time.Time // when the node's subnets were last listed
-	subnets []netip.Prefix
+// subnets know which clients an endpoint would reply to directly, past this node: those on its
+// subnet, as pods on a bridge are. They are read in the background, since a worker must not wait
+// for the kernel.
+type subnets struct {
+	reader interface {
+		Read() (link.Subnets, error)
+		Close()
+	}
+	followed bool                         // follow closes the reader
+	last     atomic.Pointer[link.Subnets] // nil before the first reading
+	wanted   chan struct{}                // has a token if the last reading was used since
 }
 
-// subnetsFor is how long a list of the node's subnets is used.
+// subnetsFor is the least time between two readings.
 const subnetsFor = time.Second
 
-// share reports whether the endpoint would send its replies to the client directly, not
-// through this node, because both are on one subnet. Where the kernel cannot be asked, the
-// answer is no.
-func (n *neighbours) share(client, endpoint netip.Addr) bool {
-	if now := time.Now(); now.Sub(n.read) > subnetsFor {
-		if all, err := n.kernel.List(); err == nil {
-			n.subnets = all
-		}
-		n.read = now
+// share reports whether client and endpoint were on one subnet at the last reading.
+func (s *subnets) share(client, endpoint netip.Addr) bool {
+	select {
+	case s.wanted <- struct{}{}:
+	default:
 	}
-	for _, p := range n.subnets {
-		if p.Contains(client) && p.Contains(endpoint) {
-			// A more specific route may lead elsewhere: some CNI plugins give pods addresses of
-			// the node's own subnet, and a link each.
-			to, err := n.kernel.LinkOf(endpoint)
-			from, err2 := n.kernel.LinkOf(client)
-			return err == nil && err2 == nil && to != 0 && to == from
+	last := s.last.Load()
+	return last != nil && last.Share(client, endpoint)
+}
+
+// update reads the node's subnets. After an error the last reading stays.
+func (s *subnets) update() {
+	if now, err := s.reader.Read(); err == nil {
+		s.last.Store(&now)
+	}
+}
+
+// follow keeps the subnets up to date while they are used, until ctx ends. Then it closes the
+// reader.
+func (s *subnets) follow(ctx context.Context) {
+	defer s.reader.Close()
+	tick := time.NewTicker(subnetsFor)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case <-s.wanted:
+			s.update()
+		default:
 		}
 	}
-	return false
 }

@@ -136,6 +136,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	if err := d.server.takeOver(); err != nil {
 		log.Error(err, "Cannot take over all connections of the former daemon, the others are lost")
 	}
+	d.server.subnets.update()
 	if err := d.server.listen(); err != nil {
 		return err
 	}
@@ -192,6 +193,10 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		}
 		workers.Wait()
 	})
+	following, stopFollowing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopFollowing()
+	s.subnets.followed = true
+	go s.subnets.follow(following) // nobody waits for it: the kernel may be slow to answer
 	takenOver := make(chan struct{})
 	var l net.Listener
 	select {

@@ -20,8 +20,8 @@ const (
 	sparePipes  = 64                     // empty pipes that a worker keeps
 )
 
-// worker serves connections on one thread. Its calls on sockets are non-blocking, so no connection
-// waits for a slow client or endpoint; netlink requests about subnets are answered at once. Except for do, its methods must be called by its own
+// worker serves connections on one thread. All its system calls are non-blocking, so no connection
+// waits for a slow client or endpoint. Except for do, its methods must be called by its own
 // goroutine.
 type worker struct {
 	*server
@@ -33,9 +33,8 @@ type worker struct {
 	sessions    map[flow]*session
 	idle        list.List // of *session, the longest silent first
 	replies     map[netip.AddrPort]*reply
-	pipes       []*pipe // empty ones, for reuse
-	buffer      []byte  // for a datagram
-	neighbours  neighbours
+	pipes       []*pipe   // empty ones, for reuse
+	buffer      []byte    // for a datagram
 	pausedUntil time.Time // zero while connections are accepted
 
 	mu   sync.Mutex
@@ -58,7 +57,7 @@ type socket interface {
 func (s *server) newWorker() (w *worker, err error) {
 	w = &worker{
 		server: s, sockets: map[int32]watched{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
-		buffer: make([]byte, math.MaxUint16), neighbours: neighbours{kernel: s.subnets},
+		buffer: make([]byte, math.MaxUint16),
 	}
 	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err

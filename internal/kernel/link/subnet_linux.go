@@ -1,60 +1,96 @@
 package link
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Subnets are the subnets of this host's links, in the network namespace that they were
-// opened in. Any goroutine may use them.
+// Subnets say which addresses reach each other directly, over one of this host's links.
 type Subnets struct {
+	prefixes []netip.Prefix // of the links' addresses, without those of single hosts
+	routes   []route        // of the main table, the most specific ones first
+}
+
+// route is how packets to a prefix are sent.
+type route struct {
+	to   netip.Prefix
+	link int // 0 if they go through a gateway, or nowhere
+}
+
+// SubnetReader reads the subnets of the network namespace that it was opened in. Any goroutine may
+// use it.
+type SubnetReader struct {
 	handle *netlink.Handle
 }
 
-// OpenSubnets opens a socket for requests.
-func OpenSubnets() (*Subnets, error) {
+// OpenSubnetReader opens a socket for requests.
+func OpenSubnetReader() (*SubnetReader, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open route netlink: %w", err)
 	}
-	return &Subnets{h}, nil
+	return &SubnetReader{h}, nil
 }
 
 // Close closes the socket.
-func (s *Subnets) Close() { s.handle.Close() }
+func (r *SubnetReader) Close() { r.handle.Close() }
 
-// List returns the subnets of all addresses, except for loopback and link-local addresses and
-// for addresses with a host prefix (/32 or /128).
-func (s *Subnets) List() (out []netip.Prefix, err error) {
-	list, err := Listing(func() ([]netlink.Addr, error) { return s.handle.AddrList(nil, netlink.FAMILY_ALL) })
+// Read lists the addresses of all links and, if any has a subnet, the main routing table.
+func (r *SubnetReader) Read() (s Subnets, err error) {
+	h := r.handle
+	addrs, err := Listing(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return s, fmt.Errorf("list addresses: %w", err)
 	}
-	for _, a := range list {
+	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		bits, all := a.Mask.Size()
 		if ok && bits < all && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
-			out = append(out, netip.PrefixFrom(addr, bits).Masked())
+			s.prefixes = append(s.prefixes, netip.PrefixFrom(addr, bits).Masked())
 		}
 	}
-	return out, nil
+	if len(s.prefixes) == 0 {
+		return s, nil
+	}
+	routes, err := Listing(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return s, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue // not an IP route
+		}
+		if to, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+			bits, _ := r.Dst.Mask.Size()
+			out := route{to: netip.PrefixFrom(to, bits)}
+			if r.Type == unix.RTN_UNICAST && r.Gw == nil && r.Via == nil {
+				out.link = r.LinkIndex
+			}
+			s.routes = append(s.routes, out)
+		}
+	}
+	slices.SortStableFunc(s.routes, func(a, b route) int { return cmp.Compare(b.to.Bits(), a.to.Bits()) })
+	return s, nil
 }
 
-// LinkOf returns the index of the link that an address is directly reachable on, and 0 if
-// there is none: it is this host's own, a gateway leads to it, or nothing does. It lists
-// nothing.
-func (s *Subnets) LinkOf(a netip.Addr) (int, error) {
-	routes, err := s.handle.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	switch {
-	case noRoute(err):
-		return 0, nil
-	case err != nil:
-		return 0, fmt.Errorf("find the route to %v: %w", a, err)
-	case len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST || routes[0].Gw != nil || routes[0].Via != nil:
-		return 0, nil
+// Share reports whether two addresses are on one subnet of a link. A more specific route may lead
+// elsewhere: some CNI plugins give pods addresses of the node's own subnet, and a link each.
+func (s Subnets) Share(a, b netip.Addr) bool {
+	if !slices.ContainsFunc(s.prefixes, func(p netip.Prefix) bool { return p.Contains(a) && p.Contains(b) }) {
+		return false
 	}
-	return routes[0].LinkIndex, nil
+	l := s.linkOf(a)
+	return l != 0 && l == s.linkOf(b)
+}
+
+func (s Subnets) linkOf(a netip.Addr) int {
+	if i := slices.IndexFunc(s.routes, func(r route) bool { return r.to.Contains(a) }); i >= 0 {
+		return s.routes[i].link
+	}
+	return 0
 }

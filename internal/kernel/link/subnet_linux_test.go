@@ -3,7 +3,6 @@ package link
 import (
 	"net/netip"
 	"runtime"
-	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -46,28 +45,37 @@ func TestSubnets(t *testing.T) {
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: index["b"], Dst: single, Scope: netlink.SCOPE_LINK}); err != nil {
 		t.Fatal(err)
 	}
-	gateway, err := netlink.ParseIPNet("10.2.0.0/16")
+	gateway, err := netlink.ParseIPNet("10.1.9.0/24")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: index["a"], Dst: gateway, Gw: netip.MustParseAddr("10.1.0.2").AsSlice()}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := OpenSubnets()
+	r, err := OpenSubnetReader()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
-	list, err := s.List()
-	want := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/64")}
-	if slices.SortFunc(list, netip.Prefix.Compare); err != nil || !slices.Equal(list, want) {
-		t.Errorf("subnets are %v, error %v; want %v", list, err, want)
+	defer r.Close()
+	s, err := r.Read()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for addr, link := range map[string]string{
-		"10.1.2.3": "a", "10.1.0.9": "b", "fd00:1::2": "b", "10.1.0.1": "", "10.2.0.1": "", "192.0.2.1": "", "fd00:2::1": "",
+	for _, tt := range []struct {
+		a, b string
+		want bool
+	}{
+		{"10.1.2.3", "10.1.255.9", true},
+		{"fd00:1::2", "fd00:1::3", true},
+		{"10.1.2.3", "10.1.0.9", false},  // its own route leads to another link
+		{"10.1.2.3", "10.1.9.1", false},  // behind a gateway
+		{"10.1.2.3", "10.2.0.1", false},  // of no subnet
+		{"10.2.0.1", "10.2.0.2", false},  // nor are these
+		{"10.1.2.3", "fd00:1::2", false}, // of two families
+		{"192.0.2.1", "192.0.2.2", false},
 	} {
-		if got, err := s.LinkOf(netip.MustParseAddr(addr)); err != nil || got != index[link] {
-			t.Errorf("%s is on link %d, error %v; want %d", addr, got, err, index[link])
+		if got := s.Share(netip.MustParseAddr(tt.a), netip.MustParseAddr(tt.b)); got != tt.want {
+			t.Errorf("%s and %s share a subnet: %t, want %t", tt.a, tt.b, got, tt.want)
 		}
 	}
 }

@@ -448,8 +448,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestElementAndRules reads single elements and chains.
-func TestElementAndRules(t *testing.T) {
+// TestSingleReads reads single elements and chains.
+func TestSingleReads(t *testing.T) {
 	conn := openInNamespace(t)
 	var b nft.Batch
 	base(&b)

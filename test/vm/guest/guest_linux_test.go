@@ -55,7 +55,7 @@ func TestAGuestThatDiesOrHangs(t *testing.T) {
 		want    string
 	}{
 		"dies":  {"echo so far; echo c > /proc/sysrq-trigger", guest.DefaultTimeout, "Kernel panic"},
-		"hangs": {"echo so far; cat < /dev/ttyS1", 40 * time.Second, "it has not ended within 40s"},
+		"hangs": {"echo so far; cat < /dev/ttyS1", 40 * time.Second, "not finished within 40s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, _, err := run(t, c.script, c.timeout)
