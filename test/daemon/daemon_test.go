@@ -223,14 +223,21 @@ func (p *process) wait() int {
 // eventually polls until a condition holds.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
+	if !within(15*time.Second, holds) {
+		t.Fatalf("timed out waiting for: %s", what)
+	}
+}
+
+// within reports whether something holds within some time.
+func within(d time.Duration, holds func() bool) bool {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(traffic.Scaled(15 * time.Second)); time.Now().Before(deadline); <-tick.C {
+	for deadline := time.Now().Add(traffic.Scaled(d)); time.Now().Before(deadline); <-tick.C {
 		if holds() {
-			return
+			return true
 		}
 	}
-	t.Fatalf("timed out waiting for: %s", what)
+	return false
 }
 
 // ask makes one connection and returns the endpoint that answered and the fate of the connection.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -61,7 +62,7 @@ func TestUntracked(t *testing.T) {
 		d = s.start(nil, flag, pods)
 		defer d.end(syscall.SIGTERM)
 		s.await()
-		return s.untracked("1")()
+		return within(2*time.Second, s.untracked("1")) // it looks for tracked connections first
 	})
 	if code := s.start(nil, "--cleanup").wait(); code != 0 {
 		t.Errorf("--cleanup: exit %d", code)
