@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -62,14 +63,37 @@ func (c *Conn) list(ctx context.Context, command byte, of Server) (all []netlink
 	return all, nil
 }
 
+// listServers lists all virtual servers until two listings in a row have the same ones.
+// The kernel has those of all network namespaces in one table and continues a listing
+// at a position there, so a change in any namespace can make it skip servers, and
+// nothing in the answer says so.
+func (c *Conn) listServers(ctx context.Context) (all map[Server]netlink.Attrs, err error) {
+	err = netlink.RetryInterrupted(ctx, netlink.Attempts, func() error {
+		previous := all
+		answers, err := c.list(ctx, getService, Server{})
+		if err != nil {
+			return err
+		}
+		all = make(map[Server]netlink.Attrs, len(answers))
+		for _, a := range answers {
+			if s, _, ok := decodeServer(a); ok {
+				all[s] = a
+			}
+		}
+		if !maps.EqualFunc(previous, all, func(_, _ netlink.Attrs) bool { return true }) {
+			return fmt.Errorf("list IPVS servers: %w", netlink.ErrInterrupted)
+		}
+		return nil
+	})
+	return all, err
+}
+
 // Servers implements [Interface].
 func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
-	answers, err := c.list(ctx, getService, Server{})
+	answers, err := c.listServers(ctx)
 	all := map[Server]Settings{}
-	for _, a := range answers {
-		if s, settings, ok := decodeServer(a); ok {
-			all[s] = settings
-		}
+	for s, a := range answers {
+		_, all[s], _ = decodeServer(a)
 	}
 	return all, err
 }
@@ -96,12 +120,10 @@ func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found b
 
 // Counted implements [Interface].
 func (c *Conn) Counted(ctx context.Context) (map[Server]Stats, error) {
-	answers, err := c.list(ctx, getService, Server{})
+	answers, err := c.listServers(ctx)
 	all := map[Server]Stats{}
-	for _, a := range answers {
-		if s, _, ok := decodeServer(a); ok {
-			all[s] = decodeStats(a.Get(attrService))
-		}
+	for s, a := range answers {
+		all[s] = decodeStats(a.Get(attrService))
 	}
 	return all, err
 }
