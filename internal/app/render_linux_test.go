@@ -208,7 +208,7 @@ func TestRenderedRulesLoad(t *testing.T) {
 		program(t, n, commands(text), "nft", "-c", "-f", "-")
 	}
 	text, _ := rendered(t, "--proxy-mode=ebpf", "--ebpf-untracked-cidrs=10.0.0.0/8,fd00:10::/64")
-	for _, part := range []string{" notrack accept comment ", " snat to :61440-65535 fully-random comment "} {
+	for _, part := range []string{" notrack comment ", " snat to :61440-65535 fully-random comment "} {
 		if n := strings.Count(text, part); n != 4 { // of two families and protocols
 			t.Errorf("%d rules with %q; want 4", n, part)
 		}

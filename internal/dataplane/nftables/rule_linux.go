@@ -87,6 +87,15 @@ func (r *rule) hasAny(bits uint32) *rule { return r.bitwise(bits, 0).neq(hostWor
 // protocol and port load the packet's transport protocol and destination port.
 func (r *rule) protocol() *rule { return r.meta(expr.MetaKeyL4PROTO) }
 
+// protocolIs matches packets of a transport protocol. With IPv4 it reads the header, which is
+// faster than protocol; with IPv6 extension headers may come first.
+func (r *rule) protocolIs(protocol byte) *rule {
+	if r.t.family == proxy.IPv6 {
+		return r.protocol().eq([]byte{protocol})
+	}
+	return r.add(&expr.Payload{DestRegister: r.allocate(1), Base: expr.PayloadBaseNetworkHeader, Offset: 9, Len: 1}).eq([]byte{protocol})
+}
+
 func (r *rule) port() *rule {
 	return r.add(&expr.Payload{DestRegister: r.allocate(1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
 }

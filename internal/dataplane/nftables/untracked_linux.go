@@ -59,7 +59,7 @@ func (t *table) betweenPods(u Untracked, then func(*rule) *nft.Rule) (out []*nft
 	for _, protocol := range mayBeUntracked {
 		for _, src := range u.Within {
 			for _, dst := range u.Within {
-				out = append(out, then(t.rule().protocol().eq([]byte{protocol}).saddrIn(src).daddrIn(dst)))
+				out = append(out, then(t.rule().protocolIs(protocol).saddrIn(src).daddrIn(dst)))
 			}
 		}
 	}
@@ -68,6 +68,8 @@ func (t *table) betweenPods(u Untracked, then func(*rule) *nft.Rule) (out []*nft
 
 // untrackedBaseChains returns the base chain that keeps the kernel from tracking connections
 // between pods. It sees packets before any translation, so packets to a Service do not match.
+// Every packet passes it, so its rules use expressions that the kernel evaluates in place
+// where there are any, and no verdict.
 func (t *table) untrackedBaseChains(u Untracked) []*chain {
 	if !u.Begun || len(u.Within) == 0 {
 		return nil
@@ -80,19 +82,20 @@ func (t *table) untrackedBaseChains(u Untracked) []*chain {
 				r.daddr().neq(a.AsSlice())
 			}
 		}
-		return r.portIsUntracked(0).portIsUntracked(2).add(&expr.Notrack{}).accept().comment("between pods, and not translated")
+		return r.portIsUntracked(0).portIsUntracked(2).add(&expr.Notrack{}).comment("between pods, and not translated")
 	})
 	return []*chain{t.baseChain(untrackedPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, rules...)}
 }
 
 // portIsUntracked matches if the source port, at offset 0, or the destination port, at
-// offset 2, is not reserved for translated flows.
+// offset 2, is not reserved for translated flows. Both ports are loaded, because the kernel
+// masks whole words much faster.
 func (r *rule) portIsUntracked(offset uint32) *rule {
-	first := binary.BigEndian.AppendUint16(nil, FirstTrackedPort)
+	first := make([]byte, 4)
+	binary.BigEndian.PutUint16(first[offset:], FirstTrackedPort)
 	return r.add(
-		&expr.Payload{DestRegister: r.allocate(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
-		// Comparing the whole register would be faster, but the nft program of Debian 12 aborts when it lists that.
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 2, Mask: first, Xor: []byte{0, 0}},
+		&expr.Payload{DestRegister: r.allocate(1), Base: expr.PayloadBaseTransportHeader, Len: 4},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: first, Xor: make([]byte, 4)},
 	).neq(first)
 }
 

@@ -61,6 +61,7 @@ type operand struct {
 	text  string
 	value func([]byte) string // prints what the operand is compared with; nil: as a number
 	flags map[uint32]string   // the names of single bits
+	wire  bool                // numbers are in network byte order
 	data  []byte              // the value, if it is constant
 	mask  []byte              // the bits to keep; nil: all
 	xor   []byte              // the bits to invert after that
@@ -139,7 +140,7 @@ func (o operand) expression() string {
 	if len(o.mask) != 4 {
 		return o.text
 	}
-	switch keep, flip := hostNumber(o.mask), hostNumber(o.xor); {
+	switch keep, flip := o.number(o.mask), o.number(o.xor); {
 	case flip == 0:
 		return fmt.Sprintf("%s & 0x%08x", o.text, keep)
 	case keep == ^flip:
@@ -154,6 +155,14 @@ func (o operand) expression() string {
 // hostNumber decodes up to four bytes in host byte order.
 func hostNumber(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(append(slices.Clip(b[:min(4, len(b))]), 0, 0, 0, 0))
+}
+
+// number returns what the operand is masked or compared with.
+func (o operand) number(b []byte) uint32 {
+	if o.wire && len(b) == 4 {
+		return binary.BigEndian.Uint32(b)
+	}
+	return hostNumber(b)
 }
 
 func numberText(b []byte) string { return fmt.Sprintf("0x%0*x", 2*min(4, len(b)), hostNumber(b)) }
@@ -197,7 +206,11 @@ func (w *ruleText) payload(x *listedExpr) error {
 		{unix.NFT_PAYLOAD_NETWORK_HEADER, source + length, length}: {text: w.family.String() + " daddr", value: addressText},
 		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2}:                  {text: "th sport", value: decimalText},
 		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}:                  {text: "th dport", value: decimalText},
+		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4}:                  {text: "@th,0,32", wire: true}, // both ports
 		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1}:                 {text: "tcp flags"},
+	}
+	if w.family == IP {
+		fields[field{unix.NFT_PAYLOAD_NETWORK_HEADER, 9, 1}] = operand{text: "ip protocol", value: protocolText}
 	}
 	f := field{x.number(unix.NFTA_PAYLOAD_BASE), x.number(unix.NFTA_PAYLOAD_OFFSET), x.number(unix.NFTA_PAYLOAD_LEN)}
 	return w.load(x.number(unix.NFTA_PAYLOAD_DREG), fields[f])
@@ -331,6 +344,8 @@ func (w *ruleText) cmp(x *listedExpr) error {
 		w.write("%s %s%s/%d", o.text, no, o.value(data), length)
 	case len(o.mask) == 1: // TCP flags
 		w.write("%s & %s %s %s", o.text, numberText(o.mask), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+	case o.wire:
+		w.write("%s %s 0x%08x", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), o.number(data))
 	default:
 		w.write("%s %s %s", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
 	}

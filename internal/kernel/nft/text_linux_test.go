@@ -16,7 +16,7 @@ func TestTextOfForeignRules(t *testing.T) {
 		exprs []expr.Any
 	}{
 		{"another expression", []expr.Any{&expr.Counter{}}},
-		{"another field", []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 9, Len: 1}}},
+		{"another field", []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 8, Len: 1}}},
 		{"another key", []expr.Any{&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}}},
 		{"another attribute", []expr.Any{&expr.Numgen{Register: 1, Modulus: 2}, &expr.Immediate{Register: 1, Data: []byte{1}}, &expr.NAT{
 			Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 2,
