@@ -43,6 +43,7 @@ type kernel struct {
 	Generation  *ebpf.Map `ebpf:"generation"`
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Connections *ebpf.Map `ebpf:"connections"`
+	Recent      *ebpf.Map `ebpf:"recent"`
 	TCP         *ebpf.Map `ebpf:"tcp_sockets"`
 	UDP         *ebpf.Map `ebpf:"udp_sockets"`
 	Asked       *ebpf.Map `ebpf:"asked_sockets"`
@@ -61,6 +62,7 @@ type kernel struct {
 	Ends         *ebpf.Program `ebpf:"ends"`
 	Sent         *ebpf.Program `ebpf:"sent"`
 	Received     *ebpf.Program `ebpf:"received"`
+	Flush        *ebpf.Program `ebpf:"flush"`
 	LiveTCP      *ebpf.Program `ebpf:"live_tcp"`
 	LiveUDP      *ebpf.Program `ebpf:"live_udp"`
 	Sources      *ebpf.Program `ebpf:"sources"`
@@ -333,9 +335,9 @@ func (k *kernel) removeOldMaps() error {
 // close releases handles; what is pinned stays in force. Nil maps and programs are ignored.
 func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
-		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Generation, k.Counters, k.Connections, k.TCP, k.UDP, k.Asked, k.Questions,
+		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Generation, k.Counters, k.Connections, k.Recent, k.TCP, k.UDP, k.Asked, k.Questions,
 		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
-		k.Ends, k.Sent, k.Received, k.LiveTCP, k.LiveUDP,
+		k.Ends, k.Sent, k.Received, k.Flush, k.LiveTCP, k.LiveUDP,
 	} {
 		err = errors.Join(err, c.Close())
 	}

@@ -43,6 +43,9 @@ func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error
 func (d *Dataplane) socketTraffic(yield func(proxy.Sample)) error {
 	d.trafficMu.Lock()
 	defer d.trafficMu.Unlock()
+	if _, err := runIterator(d.kernel.Flush, d.kernel.Recent, 1); err != nil {
+		return err
+	}
 	ended := map[trafficKey]trafficCounts{}
 	if err := forEach(d.kernel.Connections, func(k connectionsKey, v trafficCounts) { ended[k.decode()] = v }); err != nil {
 		return err

@@ -3,7 +3,10 @@ package ebpf_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/proxy"
 )
@@ -48,5 +51,51 @@ func TestTraffic(t *testing.T) {
 	}
 	if n, _ := counted(proxy.UDP, dns); fmt.Sprint(n.Connections, n.Active) != "1 1" {
 		t.Errorf("%+v for the datagrams of one socket; want 1 connection, which is open", n)
+	}
+}
+
+// TestTrafficOfManyEndpoints has two threads connect to more endpoints than programs have
+// places to count, while the counts are read. None is lost, and none is counted twice.
+func TestTrafficOfManyEndpoints(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	var to []netip.AddrPort
+	for i := range 6000 {
+		to = append(to, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), 53))
+	}
+	to = append(to, slices.Repeat(pods[:1], 2000)...) // one that is chosen again and again
+	h.serve(row("dns", proxy.UDP, dns, to...))
+	connections := func() (n uint64) {
+		t.Helper()
+		if err := h.d.Traffic(t.Context(), func(s proxy.Sample) { n += s.Connections }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := connections() // made by serve
+	const threads, times = 2, 20_000
+	ended := make(chan error, threads)
+	for range threads {
+		s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+		go func() {
+			var err error
+			for i := 0; i < times && err == nil; i++ {
+				err = unix.Connect(s.fd, sockaddr(dns))
+			}
+			ended <- err
+		}()
+	}
+	for running := threads; running > 0; {
+		select {
+		case err := <-ended:
+			if running--; err != nil {
+				t.Fatal(err)
+			}
+		default:
+			connections()
+		}
+	}
+	if n := connections() - before; n != threads*times {
+		t.Errorf("%d connections were counted, %d were made", n, threads*times)
 	}
 }

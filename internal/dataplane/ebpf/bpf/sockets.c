@@ -217,6 +217,16 @@ struct connections_key {
 	__u32 protocol;
 };
 
+// A number of connections that is not in the map connections yet.
+struct recent_count {
+	struct connections_key key;
+	__u64 word; // low half: the number; high half: the tag of the key
+	__u64 unused[2]; // to fill a cache line
+};
+
+// The word of a recent_count that a program is changing. Tags are not 0.
+#define BUSY 1
+
 // Connections, and what they carried without headers.
 struct traffic_counts {
 	__u64 connections;
@@ -368,6 +378,18 @@ struct {
 	__type(value, struct traffic_counts);
 } connections SEC(".maps");
 
+// Connections to the frontends and endpoints that are used most. A pair has one place,
+// given by its hash. Counting in the map connections takes several times as long. The
+// program flush adds the counts to that map, before the daemon reads it.
+#define RECENT (1 << 12)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECENT);
+	__type(key, __u32);
+	__type(value, struct recent_count);
+} recent SEC(".maps");
+
 // Translated sockets, by cookie, for as long as they are open: a set-associative table.
 // Cookies are never reused, and consecutive ones share a set, so nothing needs to be
 // hashed, locked or allocated, and lookups stay in the cache. A socket whose set is full is
@@ -424,34 +446,6 @@ static __always_inline void count(__u32 what)
 		*n += 1;
 }
 
-// counts_of returns the counts of a frontend and endpoint, creating them if necessary, or
-// null.
-static __always_inline struct traffic_counts *counts_of(const struct pair *p, __u32 protocol)
-{
-	struct connections_key key = {
-		.frontend = p->frontend.addr,
-		.endpoint = p->endpoint.addr,
-		.frontend_port = p->frontend.port,
-		.endpoint_port = p->endpoint.port,
-		.protocol = protocol,
-	};
-	struct traffic_counts none = {}, *c = bpf_map_lookup_elem(&connections, &key);
-
-	if (c)
-		return c;
-	bpf_map_update_elem(&connections, &key, &none, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&connections, &key);
-}
-
-__noinline int count_connection(const struct pair *p, __u32 protocol)
-{
-	struct traffic_counts *c = p ? counts_of(p, protocol) : 0;
-
-	if (c)
-		__sync_fetch_and_add(&c->connections, 1);
-	return 0;
-}
-
 static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
 {
 #pragma unroll
@@ -501,6 +495,12 @@ static __always_inline int same_addr(const struct addr *a, const struct addr *b)
 	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] && a->words[3] == b->words[3];
 }
 
+static __always_inline int same_connections_key(const struct connections_key *a, const struct connections_key *b)
+{
+	return a->protocol == b->protocol && a->frontend_port == b->frontend_port && a->endpoint_port == b->endpoint_port &&
+	       same_addr(&a->frontend, &b->frontend) && same_addr(&a->endpoint, &b->endpoint);
+}
+
 static __always_inline int same_addr_port(const struct addr_port *a, const struct addr_port *b)
 {
 	return a->port == b->port && same_addr(&a->addr, &b->addr);
@@ -511,6 +511,84 @@ static __always_inline void set_v4(struct addr *a, __u32 ip)
 	a->words[0] = a->words[1] = 0;
 	a->words[2] = bpf_htonl(0xffff);
 	a->words[3] = ip;
+}
+
+static __always_inline void set_connections_key(struct connections_key *key, const struct pair *p, __u32 protocol)
+{
+	key->frontend = p->frontend.addr;
+	key->endpoint = p->endpoint.addr;
+	key->frontend_port = p->frontend.port;
+	key->endpoint_port = p->endpoint.port;
+	key->protocol = protocol;
+}
+
+// counts_of returns the counts of a frontend and endpoint, creating them if necessary, or
+// null.
+static __always_inline struct traffic_counts *counts_of(const struct connections_key *key)
+{
+	struct traffic_counts none = {}, *c = bpf_map_lookup_elem(&connections, key);
+
+	if (c)
+		return c;
+	bpf_map_update_elem(&connections, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&connections, key);
+}
+
+__noinline int add_connections(const struct connections_key *key, __u32 n)
+{
+	struct traffic_counts *c = key ? counts_of(key) : 0;
+
+	if (c)
+		__sync_fetch_and_add(&c->connections, n);
+	return 0;
+}
+
+// claim_recent makes a place BUSY and adds its count to the map connections. It returns 0
+// if the word has changed, or another program has claimed the place.
+static __always_inline int claim_recent(struct recent_count *r, __u64 word)
+{
+	struct connections_key key;
+
+	if (word == BUSY || __sync_val_compare_and_swap(&r->word, word, BUSY) != word)
+		return 0;
+	key = r->key;
+	if ((__u32)word)
+		add_connections(&key, word);
+	return 1;
+}
+
+// count_connection counts a connection. A place is usually left to the pair that has it,
+// because a Service with many endpoints would otherwise replace all pairs all the time.
+__noinline int count_connection(const struct pair *p, __u32 protocol)
+{
+	union {
+		struct connections_key key;
+		__u64 words[sizeof(struct connections_key) / 8];
+	} k;
+	struct recent_count *r;
+	__u64 hash, tag, word;
+	__u32 index;
+
+	if (!p)
+		return 0;
+	set_connections_key(&k.key, p, protocol);
+	hash = weighted_sum(0, k.words, sizeof(k) / 8);
+	index = (hash >> 32) % RECENT;
+	tag = hash >> 32 | 1;
+	r = bpf_map_lookup_elem(&recent, &index);
+	if (!r)
+		return 0;
+	word = r->word;
+	if (word >> 32 == tag && (__u32)word != ~0U && same_connections_key(&r->key, &k.key)) {
+		// If it fails, another program has counted or claimed the place.
+		if (__sync_val_compare_and_swap(&r->word, word, word + 1) == word)
+			return 0;
+	} else if ((!word || bpf_get_prandom_u32() % 8 == 0) && claim_recent(r, word)) {
+		r->key = k.key;
+		__sync_lock_test_and_set(&r->word, tag << 32 | 1); // only after the key is complete
+		return 0;
+	}
+	return add_connections(&k.key, 1);
 }
 
 // find_frontend looks for the frontend of an address and port. For a NodePort node_addr
@@ -1369,8 +1447,11 @@ static __always_inline void read_counts(const struct tcp_socket *t, struct traff
 
 static __always_inline void add_counts(const struct pair *p, __u32 protocol, const struct traffic_counts *n)
 {
-	struct traffic_counts *c = counts_of(p, protocol);
+	struct connections_key key;
+	struct traffic_counts *c;
 
+	set_connections_key(&key, p, protocol);
+	c = counts_of(&key);
 	if (!c)
 		return;
 #pragma unroll
@@ -1687,6 +1768,26 @@ static __always_inline void free_lost(__u32 index, __u32 at)
 
 	if (set && !(__sync_fetch_and_or(&set->sockets[at & (WAYS - 1)].state, ENDED) & ENDED))
 		free_way(set, at);
+}
+
+// flush adds the counts of the map recent to the map connections. It writes no record.
+SEC("iter/bpf_map_elem")
+int flush(struct bpf_iter__bpf_map_elem *ctx)
+{
+	__u32 *index = ctx->key, at;
+	struct recent_count *r;
+	__u64 word;
+
+	if (!index)
+		return 0;
+	at = *index;
+	r = bpf_map_lookup_elem(&recent, &at); // the iterator's own pointer does not allow atomic operations
+	if (!r)
+		return 0;
+	word = r->word;
+	if ((__u32)word && claim_recent(r, word))
+		__sync_lock_test_and_set(&r->word, word >> 32 << 32);
+	return 0;
 }
 
 // A record of live_tcp and live_udp: a translated socket that is open, or still has data in
