@@ -27,7 +27,7 @@ const speedText = `## Speed
 
 Through a ClusterIP with one endpoint, a pod of the same node, against a direct connection to that pod on a node with our rules: how many
 times as fast (above 1: faster). Client and server share one processor, before all other work on it; %d rounds of %d each, and of the rounds the
-one that a tenth is faster than. Two nodes that are alike differ by up to 2 %%, so all are made anew %d times, and
+one that a tenth is faster than. Each way has a node of its own, kube-proxy's two share one. Two nodes that are alike differ by up to 2 %%, so all are made anew %d times, and
 the figure is the median of those. A closed TCP connection is reset, so that ports suffice. Direct connections pass the node, which tracks them unless the column says otherwise.
 
 | from | what | direct | %s |

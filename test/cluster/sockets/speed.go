@@ -9,34 +9,39 @@ import (
 	"time"
 
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/dataplane/mode"
 )
 
 // way is how connections are made that are compared with each other.
 type way struct {
-	name    string
-	bed     *bed
-	cgroup  string // of their sockets
-	through bool   // the Service; else straight to its pod
+	name      string
+	settings  mode.Settings
+	atSockets bool // programs see the sockets
+	through   bool // the Service; else straight to its pod
+	bed       *bed
 }
 
 const notTracked = "ebpf, not tracked"
 
-// ways returns what is compared with the first of them.
-func ways(ours [3]*bed, kubeProxy *bed) []way {
-	plain, counting, untracked := ours[0], ours[1], ours[2]
-	out := []way{
-		{"direct", plain, "", false},
-		{"ebpf", plain, plain.cgroup, true},
-		{notTracked, untracked, untracked.cgroup, true},
-		{"ebpf, bytes counted", counting, counting.cgroup, true},
-		{"nftables", plain, "", true},
-		{"direct, in mode ebpf", plain, plain.cgroup, false},
-		{"direct, not tracked", untracked, "", false},
+var untracked = mode.Settings{EBPF: mode.EBPF{Untracked: []netip.Prefix{podRange}}}
+
+// ways are compared with the first of them.
+var ways = []way{
+	{name: "direct"},
+	{name: "ebpf", atSockets: true, through: true},
+	{name: notTracked, settings: untracked, atSockets: true, through: true},
+	{name: "ebpf, bytes counted", settings: mode.Settings{CountBytes: true}, atSockets: true, through: true},
+	{name: "nftables", through: true},
+	{name: "direct, in mode ebpf", atSockets: true},
+	{name: "direct, not tracked", settings: untracked},
+}
+
+// cgroup returns that of the way's sockets.
+func (w way) cgroup() string {
+	if w.atSockets {
+		return w.bed.cgroup
 	}
-	if kubeProxy != nil {
-		out = append(out, way{"direct, node of kube-proxy", kubeProxy, "", false}, way{"kube-proxy nftables", kubeProxy, "", true})
-	}
-	return out
+	return ""
 }
 
 // times are how long one step took in each round.
@@ -121,7 +126,7 @@ func measureSpeed(ctx context.Context, all []way) (*speed, error) {
 			if origin == 0 {
 				host = w.bed.clients[0]
 			}
-			workers[i] = startWorker(within(host, w.cgroup))
+			workers[i] = startWorker(within(host, w.cgroup()))
 		}
 		for _, u := range uses {
 			t, err := compare(ctx, u, all, workers)
@@ -162,7 +167,7 @@ func compare(ctx context.Context, u use, all []way, workers []*worker) (map[stri
 				}
 				continue
 			}
-			if n := w.translated() - before; w.through && w.cgroup != "" && n == 0 {
+			if n := w.translated() - before; w.through && w.atSockets && n == 0 {
 				return nil, fmt.Errorf("%s: nothing was translated at sockets", w.name)
 			}
 			took[w.name] = append(took[w.name], each)
@@ -186,7 +191,7 @@ func (w way) translated() int {
 
 // warm waits until sockets are translated.
 func (w way) warm(ctx context.Context, by *worker, j job) error {
-	if w.cgroup == "" || !w.through {
+	if !w.atSockets || !w.through {
 		return nil
 	}
 	j.n = 1

@@ -60,7 +60,7 @@ func (w way) storm(client *lab.Host, n int, connected bool, out *storm) error {
 			_ = unix.Close(fd)
 		}
 	}()
-	err := within(client, w.cgroup).Do(func() error {
+	err := within(client, w.cgroup()).Do(func() error {
 		for range n {
 			fd, err := open(unix.SOCK_DGRAM, to, connected)
 			if err != nil {
