@@ -344,10 +344,8 @@ func (w *ruleText) cmp(x *listedExpr) error {
 		w.write("%s %s%s/%d", o.text, no, o.value(data), length)
 	case len(o.mask) == 1: // TCP flags
 		w.write("%s & %s %s %s", o.text, numberText(o.mask), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
-	case o.wire:
-		w.write("%s %s 0x%08x", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), o.number(data))
 	default:
-		w.write("%s %s %s", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+		w.write("%s %s 0x%0*x", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), 2*min(4, len(data)), o.number(data))
 	}
 	return nil
 }
