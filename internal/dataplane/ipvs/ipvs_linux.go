@@ -86,21 +86,23 @@ type Dataplane struct {
 	*nftables.Dataplane // the rules
 
 	kernel   kernel
+	binder   binder
 	options  mode.IPVS
 	families []proxy.Family
 
-	mu      sync.Mutex // Run works beside Sync and Apply
-	differ  *differ.Differ[id, value]
-	ours    map[netip.Addr]map[ipvs.Server]bool // our virtual servers by address; the keys are the addresses on our link
-	foreign map[netip.Addr]map[ipvs.Server]bool // virtual servers of other programs, as last listed
-	local   map[netip.Addr]bool                 // addresses that the host has on other links
-	relays  bool                                // a daemon in mode userspace still runs, so the rules serve all frontends
-	left    map[ipvs.Server]bool                // frontends that the rules serve, or served since the last Sync
-	empty   bool                                // the running Sync found no virtual server of ours
-	leaving []*change                           // removals, to be made after the rules are written
-	drained draining
-	ready   bool      // the sysctls and timeouts have been set
-	were    link.Note // the sysctls before we changed them
+	mu       sync.Mutex // Run works beside Sync and Apply
+	differ   *differ.Differ[id, value]
+	ours     map[netip.Addr]map[ipvs.Server]bool // our virtual servers by address; the keys are the addresses on our link
+	foreign  map[netip.Addr]map[ipvs.Server]bool // virtual servers of other programs, as last listed
+	local    map[netip.Addr]bool                 // addresses that the host has on other links
+	relays   bool                                // a daemon in mode userspace still runs, so the rules serve all frontends
+	left     map[ipvs.Server]bool                // frontends that the rules serve, or served since the last Sync
+	empty    bool                                // the running Sync found no virtual server of ours
+	expected []ipvs.Server                       // rendered, and their addresses not yet requested
+	leaving  []*change                           // removals, to be made after the rules are written
+	drained  draining
+	ready    bool      // the sysctls and timeouts have been set
+	were     link.Note // the sysctls before we changed them
 
 	counters counters
 }
@@ -123,6 +125,7 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 func newDataplane(k kernel, s mode.Settings) *Dataplane {
 	d := &Dataplane{kernel: k, options: s.IPVS, families: s.Served()}
 	d.differ = differ.New(d.objects())
+	d.binder.add = func(all ...netip.Addr) map[netip.Addr]error { return d.kernel.link.Add(all...) }
 	return d
 }
 
@@ -140,6 +143,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	defer d.mu.Unlock()
 	d.leaving, d.left = nil, map[ipvs.Server]bool{}
 	refused, err := d.differ.Sync(ctx, want)
+	d.settle()
 	if d.empty = false; err != nil {
 		return nil, err
 	}

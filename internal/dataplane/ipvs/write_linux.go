@@ -122,54 +122,11 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 			needed[a] = true
 		}
 	}
-	for _, why := range d.bind(needed) {
-		err = errors.Join(err, why)
+	d.binder.request(slices.Collect(maps.Keys(needed))...)
+	for a := range needed {
+		err = errors.Join(err, d.bind(a))
 	}
 	return err
-}
-
-// bind adds addresses to our link that it does not have, and returns the errors by
-// address.
-func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error) {
-	return d.binding(some)()
-}
-
-// binding is bind in the background. The caller must call wait before it uses d.ours
-// or calls binding again.
-func (d *Dataplane) binding(some map[netip.Addr]bool) (wait func() (refused map[netip.Addr]error)) {
-	var missing []netip.Addr
-	for a := range some {
-		if d.ours[a] == nil {
-			missing = append(missing, a)
-		}
-	}
-	if len(missing) == 0 {
-		return func() map[netip.Addr]error { return nil }
-	}
-	added := make(chan map[netip.Addr]error, 1)
-	go func() { added <- d.kernel.link.Add(missing...) }()
-	return func() map[netip.Addr]error {
-		refused := <-added
-		maps.DeleteFunc(refused, func(_ netip.Addr, why error) bool { return errors.Is(why, unix.EEXIST) })
-		for _, a := range missing {
-			if refused[a] == nil {
-				d.ours[a] = map[ipvs.Server]bool{}
-			}
-		}
-		return refused
-	}
-}
-
-// unbind removes an address from our link if no server of ours uses it.
-func (d *Dataplane) unbind(a netip.Addr) error {
-	if servers, ok := d.ours[a]; !ok || len(servers) > 0 || aliases[proxy.FamilyOf(a)] == a || d.excluded(a) {
-		return nil
-	}
-	if err := d.kernel.link.Remove(a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return err
-	}
-	delete(d.ours, a)
-	return nil
 }
 
 // write makes additions and changes, and leaves removals to [Dataplane.leave]. If the
@@ -213,39 +170,29 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 }
 
 // writeAll writes virtual servers in parts: addresses, then virtual servers, then real
-// servers. The addresses of the next part are added meanwhile, since the kernel walks
-// all addresses of the link for each that is added.
+// servers. The addresses of the next part are added meanwhile.
 func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
-	parts := append(slices.Collect(slices.Chunk(servers, serversAtOnce)), nil) // so that the last part has a next one
-	bound := d.binding(addressesOf(parts[0]))
-	for i, some := range parts[:len(parts)-1] {
-		refused := bound()
-		bound = d.binding(addressesOf(parts[i+1]))
-		more, err := d.writeServers(ctx, some, coming, refused)
+	defer d.settle()
+	for len(servers) > 0 {
+		n := min(serversAtOnce, len(servers))
+		d.request(servers[:min(2*n, len(servers))]...)
+		more, err := d.writeServers(ctx, servers[:n], coming)
 		if err != nil {
-			bound()
 			return nil, err
 		}
-		failures = append(failures, more...)
+		failures, servers = append(failures, more...), servers[n:]
 	}
 	return failures, nil
 }
 
-func addressesOf(servers []ipvs.Server) map[netip.Addr]bool {
-	all := map[netip.Addr]bool{}
-	for _, s := range servers {
-		all[s.Addr.Addr()] = true
-	}
-	return all
-}
-
 // writeServers writes some virtual servers and their real servers. Those whose address
 // was refused are failures.
-func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change, refused map[netip.Addr]error) (failures []failure, err error) {
+func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
 	var lists [2][]*change // by rank
 	for _, s := range some {
+		why := d.bind(s.Addr.Addr())
 		for _, c := range coming[s] {
-			if why := refused[s.Addr.Addr()]; why != nil {
+			if why != nil {
 				failures = append(failures, failure{Change: c, Err: why})
 			} else {
 				lists[rank(c)] = append(lists[rank(c)], c)
