@@ -9,11 +9,12 @@ import (
 	"sluice/test/cluster/peers/figures"
 )
 
-// what is one figure of a result; ok is false if there is none.
+// what is one figure of a result. A value of 0 means none; more means that the true one
+// is larger.
 type what struct {
 	name   string
 	target float64 // so many times better; 0: none is promised
-	of     func(r *figures.Result) (value figures.Seconds, ok bool)
+	of     func(r *figures.Result) (value figures.Seconds, more bool)
 }
 
 var table = []what{
@@ -21,39 +22,40 @@ var table = []what{
 		if r.ColdStart == nil || r.ColdStart.Answered < r.ColdStart.Of {
 			return 0, false
 		}
-		return r.ColdStart.Most, true
+		return r.ColdStart.Most, false
 	}},
 	{"cold start until every Service has been asked and has answered", 5, func(r *figures.Result) (figures.Seconds, bool) {
 		if r.ColdStart == nil || r.ColdStart.Answered < r.ColdStart.Of {
 			return 0, false
 		}
-		return r.ColdStart.Every, true
+		return r.ColdStart.Every, false
 	}},
 	{"of it until the first Service answers: the API, and what is written by then", 0, func(r *figures.Result) (figures.Seconds, bool) {
 		if r.ColdStart == nil {
 			return 0, false
 		}
-		return r.ColdStart.First, r.ColdStart.First > 0
+		return r.ColdStart.First, false
 	}},
 	{"endpoint change to traffic, p50, from the API server's answer", 10, func(r *figures.Result) (figures.Seconds, bool) {
 		c := r.Change(0)
-		if c == nil || len(c.Samples) == 0 {
+		if c == nil {
 			return 0, false
 		}
-		return figures.Percentile(c.Samples, 50), true
+		p50 := c.Percentile(50)
+		return figures.Seconds(p50.Value), p50.More
 	}},
 	{"CPU time until then, from the start", 0, func(r *figures.Result) (figures.Seconds, bool) {
 		if r.ColdStart == nil {
 			return 0, false
 		}
-		return r.ColdStart.CPU, true
+		return r.ColdStart.CPU, false
 	}},
 	{"CPU time per change", 0, func(r *figures.Result) (figures.Seconds, bool) {
 		c := r.Change(0)
 		if c == nil {
 			return 0, false
 		}
-		return c.PerUpdate(), true
+		return c.PerUpdate(), c.Waiting > 0 && len(c.Samples) == 0
 	}},
 }
 
@@ -61,8 +63,9 @@ const head = `# Mode ipvs beside kube-proxy's
 
 ` + "`make bench-ipvs`" + ` boots a kernel in a virtual machine without hardware support (%s, %s), so that times are longer than on a
 machine; what counts are the ratios. The API server is in memory. The proxies have their turns one after the other, each on a
-fresh node; what is shown are the medians of %d rounds, and of all values the least and the largest. A hundred Services are
-asked until they answer, and then all the others, which takes time of its own on the processors that the proxy works with.
+fresh node; what is shown are the medians of %d rounds, and of all values the least and the largest. A ratio is the median of
+those of the rounds, since a machine is not equally fast all the time. A hundred Services are asked until they answer, and then
+all the others, which takes time of its own on the processors that the proxy works with.
 
 | Services x endpoints | what | sluice | kube-proxy | ratio | target | holds |
 |--:|---|--:|--:|--:|--:|--:|
@@ -83,13 +86,13 @@ func render(all []sized) string {
 
 // row returns the figures of both peers and how they compare.
 func (w what) row(s sized) string {
-	ours, theirs := w.median(s.results[0]), w.median(s.results[1])
 	out := fmt.Sprintf("%s | %s |", w.span(s.results[0]), w.span(s.results[1]))
-	if ours == 0 || theirs == 0 {
+	ratios, sign := w.ratios(s.results[0], s.results[1])
+	if len(ratios) == 0 {
 		return out + " - | | not measured |"
 	}
-	ratio := float64(theirs / ours)
-	out += fmt.Sprintf(" %.1fx |", ratio)
+	ratio := figures.Percentile(ratios, 50)
+	out += fmt.Sprintf(" %s%.1fx |", sign, ratio)
 	switch {
 	case w.target == 0:
 		return out + " | |"
@@ -100,27 +103,40 @@ func (w what) row(s sized) string {
 	}
 }
 
-// values are those of all rounds.
-func (w what) values(of []figures.Result) (out []figures.Seconds) {
-	for i := range of {
-		if v, ok := w.of(&of[i]); ok {
-			out = append(out, v)
+// ratios returns how much faster we were in each round that both were measured in.
+func (w what) ratios(ours, theirs []figures.Result) (out []float64, sign string) {
+	for i := range min(len(ours), len(theirs)) {
+		our, late := w.of(&ours[i])
+		their, more := w.of(&theirs[i])
+		if our == 0 || their == 0 || late {
+			continue
 		}
+		if more {
+			sign = "> "
+		}
+		out = append(out, float64(their/our))
 	}
-	return out
-}
-
-func (w what) median(of []figures.Result) figures.Seconds {
-	return figures.Percentile(w.values(of), 50)
+	return out, sign
 }
 
 // span shows the median, the least and the largest, or why there are none.
 func (w what) span(of []figures.Result) string {
-	v := w.values(of)
-	if len(v) == 0 {
+	var values []figures.Seconds
+	sign := ""
+	for i := range of {
+		v, more := w.of(&of[i])
+		if v > 0 {
+			values = append(values, v)
+		}
+		if more {
+			sign = "> "
+		}
+	}
+	if len(values) == 0 {
 		return "none: " + why(of)
 	}
-	return fmt.Sprintf("%v (%v to %v)", w.median(of), figures.Percentile(v, 0), figures.Percentile(v, 100))
+	at := func(percent float64) figures.Seconds { return figures.Percentile(values, percent) }
+	return fmt.Sprintf("%s%v (%v to %v)", sign, at(50), at(0), at(100))
 }
 
 // why says what went wrong first.
