@@ -36,7 +36,7 @@ func newHost(t *testing.T) *host {
 
 func (h *host) kernel() kernel {
 	return kernel{h.servers, h.link, h.settings, func() ([]netip.Addr, error) {
-		on, err := h.link.List()
+		on, _, err := h.link.List()
 		return append(on, h.other...), err
 	}, func() (bool, error) { return h.relays, nil }, h.servers}
 }
@@ -55,6 +55,7 @@ func (h *host) sync(d *Dataplane, rows ...*proxy.ServicePort) {
 	if err := proxytest.Sync(h.t.Context(), d, stateOf(rows...)); err != nil {
 		h.t.Fatal(err)
 	}
+	d.addRouted(h.t.Context()) // as Run does
 	h.servers.Reset()
 	h.link.Reset()
 	h.rules.Reset()

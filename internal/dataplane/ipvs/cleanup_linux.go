@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -42,13 +43,17 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 	if errors.Is(err, link.ErrNoLink) || errors.Is(err, link.ErrNotDummy) {
 		return nil, nil
 	}
-	on, servers, err := k.list(ctx, err)
+	on, routed, servers, err := k.list(ctx, err)
 	if err != nil {
 		return nil, err
 	}
+	ours := map[netip.Addr]bool{}
+	for _, a := range append(on, routed...) {
+		ours[a] = true
+	}
 	others, connections := 0, uint32(0)
 	for _, s := range slices.SortedFunc(maps.Keys(servers), func(a, b ipvs.Server) int { return strings.Compare(a.String(), b.String()) }) {
-		if !slices.Contains(on, s.Addr.Addr()) {
+		if !ours[s.Addr.Addr()] {
 			others++
 			continue
 		}

@@ -60,3 +60,15 @@ func TestRandom(t *testing.T) {
 	ipvstest.Require(t)
 	conformance.RunRandom(t, underTest, 1, 30)
 }
+
+// TestRandomRouted plays others before any IPv4 address is on the link: Run, which adds
+// them, is not called.
+func TestRandomRouted(t *testing.T) {
+	ipvstest.Require(t)
+	routed := underTest
+	routed.Open = func(ctx context.Context) (proxy.Dataplane, error) {
+		d, err := underTest.Open(ctx)
+		return struct{ proxy.Dataplane }{d}, err
+	}
+	conformance.RunRandom(t, routed, 2, 10)
+}

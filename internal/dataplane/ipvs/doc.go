@@ -29,6 +29,7 @@
 // flows, unless the row lists it as draining. When the last frontend at an address
 // is removed, everything at that address is removed at once.
 //
-// Package differ compares servers. An address is added with the first server that
-// needs it and removed with the last.
+// Package differ compares servers. An address is routed to this host with the first
+// server that needs it, added to the link soon after ([Dataplane.Run]), and removed with
+// the last.
 package ipvs

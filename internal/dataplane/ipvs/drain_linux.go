@@ -36,7 +36,18 @@ const (
 	drainAtOnce = 100             // how many virtual servers one check looks at
 )
 
-// Run removes draining servers once they have no connections, until ctx ends.
+// wake lets Run add the addresses to the link that have only routes.
+func (d *Dataplane) wake() {
+	if len(d.routed) > 0 {
+		select {
+		case d.bound <- struct{}{}:
+		default: // it has a token already
+		}
+	}
+}
+
+// Run adds addresses to the link, and removes draining servers once they have no
+// connections, until ctx ends.
 func (d *Dataplane) Run(ctx context.Context) error {
 	tick := time.NewTicker(drainEvery)
 	defer tick.Stop()
@@ -44,6 +55,8 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-d.bound:
+			d.addRouted(ctx)
 		case <-tick.C:
 			if err := d.drain(ctx); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(4).Info("Could not remove servers without connections, will retry", "err", err)

@@ -69,16 +69,16 @@ func (k kernel) close() error {
 	return err
 }
 
-// list returns the addresses on the link and all virtual servers. It does nothing
-// if err is not nil, and returns it.
-func (k kernel) list(ctx context.Context, err error) (on []netip.Addr, servers map[ipvs.Server]ipvs.Settings, _ error) {
+// list returns the addresses of the link, those that have only routes to it, and all
+// virtual servers. It does nothing if err is not nil, and returns it.
+func (k kernel) list(ctx context.Context, err error) (on, routed []netip.Addr, servers map[ipvs.Server]ipvs.Settings, _ error) {
 	if err == nil {
-		on, err = k.link.List()
+		on, routed, err = k.link.List()
 	}
 	if err == nil && k.servers != nil {
 		servers, err = k.servers.Servers(ctx)
 	}
-	return on, servers, err
+	return on, routed, servers, err
 }
 
 // Dataplane is the ipvs mode: IPVS chooses endpoints, and nftables rules do the rest.
@@ -86,23 +86,24 @@ type Dataplane struct {
 	*nftables.Dataplane // the rules
 
 	kernel   kernel
-	binder   binder
 	options  mode.IPVS
 	families []proxy.Family
 
-	mu       sync.Mutex // Run works beside Sync and Apply
-	differ   *differ.Differ[id, value]
-	ours     map[netip.Addr]map[ipvs.Server]bool // our virtual servers by address; the keys are the addresses on our link
-	foreign  map[netip.Addr]map[ipvs.Server]bool // virtual servers of other programs, as last listed
-	local    map[netip.Addr]bool                 // addresses that the host has on other links
-	relays   bool                                // a daemon in mode userspace still runs, so the rules serve all frontends
-	left     map[ipvs.Server]bool                // frontends that the rules serve, or served since the last Sync
-	empty    bool                                // the running Sync found no virtual server of ours
-	expected []ipvs.Server                       // rendered, and their addresses not yet requested
-	leaving  []*change                           // removals, to be made after the rules are written
-	drained  draining
-	ready    bool      // the sysctls and timeouts have been set
-	were     link.Note // the sysctls before we changed them
+	bound chan struct{} // has a token if there may be addresses to add to the link
+
+	mu      sync.Mutex // Run works beside Sync and Apply
+	differ  *differ.Differ[id, value]
+	ours    map[netip.Addr]map[ipvs.Server]bool // our virtual servers by address; the keys are the addresses on our link
+	routed  map[netip.Addr]bool                 // those of them that have only a route yet
+	foreign map[netip.Addr]map[ipvs.Server]bool // virtual servers of other programs, as last listed
+	local   map[netip.Addr]bool                 // addresses that the host has on other links
+	relays  bool                                // a daemon in mode userspace still runs, so the rules serve all frontends
+	left    map[ipvs.Server]bool                // frontends that the rules serve, or served since the last Sync
+	empty   bool                                // the running Sync found no virtual server of ours
+	leaving []*change                           // removals, to be made after the rules are written
+	drained draining
+	ready   bool      // the sysctls and timeouts have been set
+	were    link.Note // the sysctls before we changed them
 
 	counters counters
 }
@@ -123,9 +124,8 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 
 // newDataplane returns a dataplane without its nftables part.
 func newDataplane(k kernel, s mode.Settings) *Dataplane {
-	d := &Dataplane{kernel: k, options: s.IPVS, families: s.Served()}
+	d := &Dataplane{kernel: k, options: s.IPVS, families: s.Served(), bound: make(chan struct{}, 1)}
 	d.differ = differ.New(d.objects())
-	d.binder.add = func(all ...netip.Addr) map[netip.Addr]error { return d.kernel.link.Add(all...) }
 	return d
 }
 
@@ -142,8 +142,8 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leaving, d.left = nil, map[ipvs.Server]bool{}
+	defer d.wake()
 	refused, err := d.differ.Sync(ctx, want)
-	d.settle()
 	if d.empty = false; err != nil {
 		return nil, err
 	}
@@ -178,6 +178,7 @@ func (d *Dataplane) Rewritten() proxy.Rewritten {
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer d.wake()
 	d.leaving = nil
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err != nil {

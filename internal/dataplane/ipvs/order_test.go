@@ -3,11 +3,10 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"net/netip"
-	"sync/atomic"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipvs"
@@ -17,28 +16,14 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// slowLink takes a while to add addresses.
-type slowLink struct {
-	*linktest.Dummy
-	busy atomic.Bool
-}
-
-func (l *slowLink) Add(all ...netip.Addr) map[netip.Addr]error {
-	l.busy.Store(true)
-	defer l.busy.Store(false)
-	time.Sleep(time.Second)
-	return l.Dummy.Add(all...)
-}
-
-// watched sees to it that no virtual server is made before its address is there: the
-// next daemon would take it for another program's. It fails after so many calls.
+// watched sees to it that no virtual server is made before packets to its address are
+// delivered here: the next daemon would take it for another program's. It fails after so
+// many calls.
 type watched struct {
 	ipvs.Interface
 	t     *testing.T
-	link  *slowLink
+	link  *linktest.Dummy
 	calls int
-
-	beside bool // addresses came meanwhile
 }
 
 var errBroken = errors.New("broken")
@@ -49,44 +34,76 @@ func (w *watched) Do(ctx context.Context, ops []ipvs.Op) (map[int]error, error) 
 			w.t.Errorf("%v before its address, error %v", o, err)
 		}
 	}
-	time.Sleep(time.Millisecond)
-	w.beside = w.beside || w.link.busy.Load()
 	if w.calls--; w.calls < 0 {
 		return nil, errBroken
 	}
 	return w.Interface.Do(ctx, ops)
 }
 
-// TestAddressesComeFirst while servers are made at others, and nobody is left at work
-// when that fails.
+// TestAddressesComeFirst as routes, which cost the same at any number, and are added to
+// the link while the daemon runs. A daemon that is killed at any call leaves nothing that
+// the next one takes for another program's.
 func TestAddressesComeFirst(t *testing.T) {
 	const many = 1 << 20
 	for _, calls := range []int{many, 0, 1, 4} {
-		synctest.Test(t, func(t *testing.T) {
-			h := newHost(t)
-			slow := &slowLink{Dummy: h.link}
-			d := h.open(mode.IPVS{})
-			servers := &watched{Interface: h.servers, t: t, link: slow, calls: calls}
-			d.kernel.link, d.kernel.servers = slow, servers
-			var rows []*proxy.ServicePort
-			for i := range 5*serversAtOnce + 1 {
-				rows = append(rows, service(i, proxy.TCP, one, two))
-			}
-			begun := time.Now()
-			err := proxytest.Sync(t.Context(), d, stateOf(rows...))
-			if failed := calls < many; errors.Is(err, errBroken) != failed || !failed && err != nil {
-				t.Errorf("broken after %d calls: error %v", calls, err)
-			}
-			if slow.busy.Load() {
-				t.Errorf("broken after %d calls: addresses still come", calls)
-			}
-			// The aliases, what is there when the first row is rendered, and the rest.
-			rest := time.Duration(len(rows)+bindsAtOnce-1) / bindsAtOnce
-			if took := time.Since(begun); calls == many && (took > (2+rest+1)*time.Second || !servers.beside) {
-				t.Errorf("addresses came in %v, beside servers: %v", took, servers.beside)
-			}
+		t.Run(fmt.Sprint(calls), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHost(t)
+				d := h.open(mode.IPVS{})
+				d.kernel.servers = &watched{h.servers, t, h.link, calls}
+				var rows []*proxy.ServicePort
+				want := slices.Clone(aliasNames)
+				for i := range 5*serversAtOnce + 1 {
+					rows = append(rows, service(i, proxy.TCP, one, two))
+					want = append(want, rows[i].Frontends[0].Addr.Addr().String())
+				}
+				slices.Sort(want)
+				err := proxytest.Sync(t.Context(), d, stateOf(rows...))
+				if failed := calls < many; errors.Is(err, errBroken) != failed || !failed && err != nil {
+					t.Errorf("error %v", err)
+				}
+				if err != nil {
+					d = h.open(mode.IPVS{}) // the next daemon
+					if err := proxytest.Sync(t.Context(), d, stateOf(rows...)); err != nil {
+						t.Errorf("the next daemon: %v", err)
+					}
+				}
+				h.wantRouted(len(want) - 1) // all IPv4 addresses
+				go func() { _ = d.Run(t.Context()) }()
+				synctest.Wait()
+				h.wantRouted(0)
+				for _, sp := range rows {
+					h.wantReals(at(sp), map[string]uint32{one: 1, two: 1})
+				}
+			})
 		})
 	}
+}
+
+// wantRouted expects so many addresses that are not on the link yet.
+func (h *host) wantRouted(want int) {
+	h.t.Helper()
+	if _, routed, err := h.link.List(); len(routed) != want || err != nil {
+		h.t.Errorf("%d addresses have only routes, error %v; want %d", len(routed), err, want)
+	}
+}
+
+// TestAddressesAreRefused by the link: routes serve until a Sync tries again.
+func TestAddressesAreRefused(t *testing.T) {
+	h := newHost(t)
+	d, sp := h.open(mode.IPVS{}), service(1, proxy.TCP, one)
+	addr := sp.Frontends[0].Addr.Addr()
+	if err := proxytest.Sync(t.Context(), d, stateOf(sp)); err != nil {
+		t.Fatal(err)
+	}
+	h.link.Refuse(addr, errBroken)
+	d.addRouted(t.Context())
+	h.wantRouted(1)
+	h.wantReals(at(sp), map[string]uint32{one: 1})
+	h.link.Refuse(addr, nil)
+	h.sync(d, sp)
+	h.wantRouted(0)
+	h.wantReals(at(sp), map[string]uint32{one: 1})
 }
 
 // TestAddressesOfRefusedRows are there before the kernel refuses the servers, and are

@@ -75,13 +75,13 @@ func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
 			needed[s.Addr.Addr()] = needed[s.Addr.Addr()] || r.Concerns([]*proxy.PortKey{&key})
 		}
 	}
-	on, err := d.kernel.link.List()
+	on, routed, err := d.kernel.link.List()
 	if err != nil {
 		return err
 	}
 	line := func(a netip.Addr) []string { return []string{addressText(a)} }
 	r.Title("addresses of link " + linkName)
-	for _, a := range slices.SortedFunc(slices.Values(on), netip.Addr.Compare) {
+	for _, a := range slices.SortedFunc(slices.Values(append(on, routed...)), netip.Addr.Compare) {
 		if _, stays := needed[a]; !stays && len(d.ours[a]) == 0 && r.Only == nil {
 			r.Print(line(a), nil)
 		}
@@ -175,13 +175,13 @@ func (l dryLink) Find() (link.Note, error) {
 	return l.Holder.Find()
 }
 
-func (l dryLink) List() ([]netip.Addr, error) {
+func (l dryLink) List() (on, routed []netip.Addr, err error) {
 	if _, err := l.Find(); l.Holder == nil || errors.Is(err, link.ErrNoLink) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	return l.Holder.List()
 }
 
-func (dryLink) Create() error                          { return nil }
-func (dryLink) SetNote(link.Note) error                { return nil }
-func (dryLink) Add(...netip.Addr) map[netip.Addr]error { return nil }
+func (dryLink) Create() error                            { return nil }
+func (dryLink) SetNote(link.Note) error                  { return nil }
+func (dryLink) Route(...netip.Addr) map[netip.Addr]error { return nil }

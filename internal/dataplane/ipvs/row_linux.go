@@ -185,9 +185,6 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	}
 	for s, f := range is {
 		if before, had := was[s]; !had || before.settings != f.settings {
-			if d.empty { // many are to come
-				d.expect(s)
-			}
 			out.Add(id{server: s}, value{settings: f.settings})
 		}
 		each(f, was[s], s, out.Add)

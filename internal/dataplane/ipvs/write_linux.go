@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -58,11 +57,11 @@ func rank(c *change) int {
 
 // list prepares the host and lists the virtual servers at addresses of our link.
 func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
-	on, servers, err := d.kernel.list(ctx, d.prepare(ctx))
+	on, routed, servers, err := d.kernel.list(ctx, d.prepare(ctx))
 	if err != nil {
 		return nil, false, err
 	}
-	if err = d.listAddresses(on); err != nil {
+	if err = d.listAddresses(on, routed); err != nil {
 		return nil, false, err
 	}
 	was := d.relays
@@ -94,20 +93,23 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 	return nil, d.empty, err
 }
 
-// listAddresses records which addresses are on our link, given as on, and which are
-// on other links. It adds the aliases to our link, and addresses that another process
-// removed from it: without their addresses, our own servers would count as another
+// listAddresses records which addresses are on our link, given as on, or have only routes
+// to it, and which are on other links. It binds the aliases, and addresses that another
+// process removed: without their addresses, our own servers would count as another
 // program's.
-func (d *Dataplane) listAddresses(on []netip.Addr) error {
+func (d *Dataplane) listAddresses(on, routed []netip.Addr) error {
 	all, err := d.kernel.addrs()
 	previous := d.ours
-	d.ours, d.local = map[netip.Addr]map[ipvs.Server]bool{}, map[netip.Addr]bool{}
+	d.ours, d.routed, d.local = map[netip.Addr]map[ipvs.Server]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	links := map[netip.Addr]int{}
 	for _, a := range all {
 		links[a]++
 	}
+	for _, a := range routed {
+		d.own(a, false)
+	}
 	for _, a := range on {
-		d.ours[a] = map[ipvs.Server]bool{}
+		d.own(a, true)
 		links[a]--
 	}
 	for a, n := range links {
@@ -122,9 +124,8 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 			needed[a] = true
 		}
 	}
-	d.binder.request(slices.Collect(maps.Keys(needed))...)
-	for a := range needed {
-		err = errors.Join(err, d.bind(a))
+	for _, why := range d.bind(needed) {
+		err = errors.Join(err, why)
 	}
 	return err
 }
@@ -169,30 +170,32 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	return &differ.Refusal[id, value]{Failures: failures}
 }
 
-// writeAll writes virtual servers in parts: addresses, then virtual servers, then real
-// servers. The addresses of the next part are added meanwhile.
+// writeAll writes virtual servers in parts, after binding the addresses of some parts.
 func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
-	defer d.settle()
-	for len(servers) > 0 {
-		n := min(serversAtOnce, len(servers))
-		d.request(servers[:min(2*n, len(servers))]...)
-		more, err := d.writeServers(ctx, servers[:n], coming)
-		if err != nil {
-			return nil, err
+	for parts := range slices.Chunk(servers, bindAtOnce) {
+		addrs := map[netip.Addr]bool{}
+		for _, s := range parts {
+			addrs[s.Addr.Addr()] = true
 		}
-		failures, servers = append(failures, more...), servers[n:]
+		refused := d.bind(addrs)
+		for some := range slices.Chunk(parts, serversAtOnce) {
+			more, err := d.writeServers(ctx, some, coming, refused)
+			if err != nil {
+				return nil, err
+			}
+			failures = append(failures, more...)
+		}
 	}
 	return failures, nil
 }
 
 // writeServers writes some virtual servers and their real servers. Those whose address
 // was refused are failures.
-func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
+func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change, refused map[netip.Addr]error) (failures []failure, err error) {
 	var lists [2][]*change // by rank
 	for _, s := range some {
-		why := d.bind(s.Addr.Addr())
 		for _, c := range coming[s] {
-			if why != nil {
+			if why := refused[s.Addr.Addr()]; why != nil {
 				failures = append(failures, failure{Change: c, Err: why})
 			} else {
 				lists[rank(c)] = append(lists[rank(c)], c)
@@ -214,6 +217,10 @@ func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming
 // reach IPVS, as those of mode userspace do. Real servers are not in the same batch,
 // because only a virtual server that was added gets some.
 const serversAtOnce = 16
+
+// bindAtOnce is of how many virtual servers addresses are bound at once, so that the
+// kernel gets some IPv6 addresses ready while others are waited for.
+const bindAtOnce = 16 * serversAtOnce
 
 // add adds or changes servers, and returns those that the kernel refused. A virtual
 // server of another program gets no real servers.

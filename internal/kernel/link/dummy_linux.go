@@ -2,10 +2,13 @@ package link
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -72,18 +75,57 @@ func (d *Dummy) SetNote(n Note) error {
 	return nil
 }
 
-// List returns the addresses of the link, without link-local ones.
-func (d *Dummy) List() (out []netip.Addr, err error) {
-	list, err := Listing(func() ([]netlink.Addr, error) { return d.handle.AddrList(d.link, netlink.FAMILY_ALL) })
+func (d *Dummy) List() (on, routed []netip.Addr, err error) {
+	routes, err := d.routes()
+	var list []netlink.Addr
+	if err == nil { // after the routes: Add may make an address of one meanwhile, but never the reverse
+		list, err = Listing(func() ([]netlink.Addr, error) { return d.handle.AddrList(d.link, netlink.FAMILY_ALL) })
+	}
 	if err != nil {
-		return nil, fmt.Errorf("list addresses of link %s: %w", d.name, err)
+		return nil, nil, fmt.Errorf("list addresses of link %s: %w", d.name, err)
 	}
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.IsLinkLocalUnicast() {
-			out = append(out, addr.Unmap())
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); ok && !addr.IsLinkLocalUnicast() {
+			on = append(on, addr)
 		}
+		delete(routes, addr)
 	}
-	return out, nil
+	return on, slices.Collect(maps.Keys(routes)), nil
+}
+
+// routes returns the IPv4 addresses that local routes over the link are for.
+func (d *Dummy) routes() (all map[netip.Addr]bool, err error) {
+	err = batch.RetryInterrupted(context.Background(), listTries, func() error {
+		all = map[netip.Addr]bool{}
+		d.conn.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, [4]byte{unix.AF_INET})
+		d.conn.Header([]byte{unix.RT_TABLE_LOCAL, unix.RTPROT_KERNEL, 0, unix.RTN_LOCAL, 0, 0, 0, 0})
+		d.conn.Raw(unix.RTA_OIF, string(binary.NativeEndian.AppendUint32(nil, d.index())))
+		return d.conn.Ask(func(m batch.Message) {
+			if to, ok := d.localRoute(m.Body); ok {
+				all[to] = true
+			}
+		})
+	})
+	if errors.Is(err, unix.ENOENT) { // a new namespace has no table of local routes
+		err = nil
+	}
+	return all, err
+}
+
+// localRoute returns the IPv4 address that a route is for, if it is a local route over the
+// link as the kernel adds it, not one that somebody else has added. Kernels that ignore
+// what a listing is limited to send all routes.
+func (d *Dummy) localRoute(route []byte) (to netip.Addr, ok bool) {
+	if len(route) < unix.SizeofRtMsg || route[1] != 32 || route[5] != unix.RTPROT_KERNEL || route[7] != unix.RTN_LOCAL {
+		return to, false
+	}
+	attrs := batch.Attrs(route[unix.SizeofRtMsg:])
+	if to, ok = netip.AddrFromSlice(attrs.Get(unix.RTA_DST)); !ok || !to.Is4() || to.IsLinkLocalUnicast() {
+		return to, false
+	}
+	link := attrs.Get(unix.RTA_OIF)
+	return to, len(link) == 4 && binary.NativeEndian.Uint32(link) == d.index()
 }
 
 // Has looks up the local route that the kernel adds for an address of the link.
@@ -98,10 +140,26 @@ func (d *Dummy) Has(a netip.Addr) (bool, error) {
 	return d.link != nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == d.link.Attrs().Index, nil
 }
 
+// Route adds the local routes of IPv4 addresses, exactly as the kernel adds them with the
+// addresses: so Add finds them there, and Remove removes them.
+func (d *Dummy) Route(all ...netip.Addr) map[netip.Addr]error {
+	var four, six []netip.Addr
+	for _, a := range all {
+		if a.Is4() {
+			four = append(four, a)
+		} else {
+			six = append(six, a)
+		}
+	}
+	refused := d.change(d.encodeRoute, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "route %v to link %s: %w", four)
+	maps.Copy(refused, d.Add(six...))
+	return refused
+}
+
 // Add adds addresses to the link. When it returns, packets to them are delivered on this
 // host: it waits for the routes, which IPv6 adds a little later.
 func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
-	refused := d.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add %v to link %s: %w", all)
+	refused := d.change(d.encodeAddr, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add %v to link %s: %w", all)
 	for _, a := range all {
 		for begun := time.Now(); a.Is6() && refused[a] == nil && !d.routed(a); time.Sleep(routePoll) {
 			if time.Since(begun) > routeWait {
@@ -125,7 +183,14 @@ func (d *Dummy) routed(a netip.Addr) bool {
 }
 
 func (d *Dummy) Remove(a netip.Addr) error {
-	return d.change(unix.RTM_DELADDR, 0, "remove %v from link %s: %w", []netip.Addr{a})[a]
+	const format = "remove %v from link %s: %w"
+	err := d.change(d.encodeAddr, unix.RTM_DELADDR, 0, format, []netip.Addr{a})[a]
+	if a.Is4() && errors.Is(err, unix.EADDRNOTAVAIL) {
+		if failed := d.change(d.encodeRoute, unix.RTM_DELROUTE, 0, format, []netip.Addr{a})[a]; !errors.Is(failed, unix.ESRCH) {
+			return failed
+		}
+	}
+	return err
 }
 
 func (d *Dummy) Close() error {
@@ -134,12 +199,16 @@ func (d *Dummy) Close() error {
 }
 
 // change sends a request for each address, all by one system call, and returns why some
-// were refused. Format is that of the errors: address, link, reason.
-func (d *Dummy) change(kind, flags uint16, format string, all []netip.Addr) map[netip.Addr]error {
+// were refused. Encode writes the requests; format is that of the errors: address, link,
+// reason. What is to be added and exists is not refused.
+func (d *Dummy) change(encode func(kind, flags uint16, a netip.Addr) uint32, kind, flags uint16, format string, all []netip.Addr) map[netip.Addr]error {
 	refused, sent := map[netip.Addr]error{}, map[uint32]netip.Addr{}
+	if len(all) == 0 {
+		return refused
+	}
 	d.conn.Reset()
 	for _, a := range all {
-		sent[d.encode(kind, flags, a)] = a
+		sent[encode(kind, flags, a)] = a
 	}
 	err := d.conn.Send()
 	var errs map[uint32]error
@@ -147,24 +216,38 @@ func (d *Dummy) change(kind, flags uint16, format string, all []netip.Addr) map[
 		errs, err = d.conn.Answers()
 	}
 	for seq, a := range sent {
-		if why := cmp.Or(err, errs[seq]); why != nil {
+		if why := cmp.Or(err, errs[seq]); why != nil && !errors.Is(why, unix.EEXIST) {
 			refused[a] = fmt.Errorf(format, a, d.name, why)
 		}
 	}
 	return refused
 }
 
-// encode writes a message about an address with a host prefix (/32 or /128), and returns
+// index returns the interface index of the link.
+func (d *Dummy) index() uint32 { return uint32(d.link.Attrs().Index) }
+
+// encodeRoute writes a message about the local route of an IPv4 address, and returns the
+// message's sequence number.
+func (d *Dummy) encodeRoute(kind, flags uint16, a netip.Addr) uint32 {
+	seq := d.conn.Begin(kind, flags, [4]byte{unix.AF_INET, byte(a.BitLen()), 0, 0})
+	d.conn.Header([]byte{unix.RT_TABLE_LOCAL, unix.RTPROT_KERNEL, unix.RT_SCOPE_HOST, unix.RTN_LOCAL, 0, 0, 0, 0})
+	d.conn.Raw(unix.RTA_DST, string(a.AsSlice()))
+	d.conn.Raw(unix.RTA_PREFSRC, string(a.AsSlice()))
+	d.conn.Raw(unix.RTA_OIF, string(binary.NativeEndian.AppendUint32(nil, d.index())))
+	return seq
+}
+
+// encodeAddr writes a message about an address with a host prefix (/32 or /128), and returns
 // the message's sequence number. Duplicate address detection is off, because a dummy link has
 // no neighbours, so the address is usable at once. An IPv6 address is deprecated from the
 // beginning, so that the kernel does not choose it as the source of connections to other hosts.
-func (d *Dummy) encode(kind, flags uint16, a netip.Addr) uint32 {
+func (d *Dummy) encodeAddr(kind, flags uint16, a netip.Addr) uint32 {
 	family := byte(unix.AF_INET)
 	if a.Is6() {
 		family = unix.AF_INET6
 	}
 	seq := d.conn.Begin(kind, flags, [4]byte{family, byte(a.BitLen()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE})
-	d.conn.Header(binary.NativeEndian.AppendUint32(nil, uint32(d.link.Attrs().Index)))
+	d.conn.Header(binary.NativeEndian.AppendUint32(nil, d.index()))
 	d.conn.Raw(unix.IFA_LOCAL, string(a.AsSlice()))
 	d.conn.Raw(unix.IFA_ADDRESS, string(a.AsSlice()))
 	if a.Is6() {

@@ -36,6 +36,7 @@ func TestKernelDummy(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantNoRoute(t, d)
+	wantOthersRoute(t, d)
 	if err := d.Delete(); err != nil {
 		t.Fatal(err)
 	}
@@ -61,6 +62,30 @@ func wantNoRoute(t *testing.T, d *link.Dummy) {
 	}
 }
 
+// wantOthersRoute has a local route that somebody added neither be listed nor be removed.
+func wantOthersRoute(t *testing.T, d *link.Dummy) {
+	t.Helper()
+	l, err := netlink.LinkByName("kube-ipvs0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := netip.MustParseAddr("198.51.100.1")
+	route := &netlink.Route{
+		LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(32, 32)},
+		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Protocol: unix.RTPROT_STATIC,
+	}
+	if err := netlink.RouteAdd(route); err != nil {
+		t.Fatal(err)
+	}
+	wantListed(t, d, nil, nil)
+	if err := d.Remove(to); !errors.Is(err, unix.EADDRNOTAVAIL) {
+		t.Errorf("remove an address that has another's route: %v", err)
+	}
+	if err := netlink.RouteDel(route); err != nil {
+		t.Errorf("another's route: %v", err)
+	}
+}
+
 // TestOtherLinkOfTheName is neither used nor removed.
 func TestOtherLinkOfTheName(t *testing.T) {
 	d := openDummy(t)
@@ -70,6 +95,18 @@ func TestOtherLinkOfTheName(t *testing.T) {
 	want := "link kube-ipvs0 is not a dummy link but of type veth: rename or delete it"
 	if _, err := d.Find(); !errors.Is(err, link.ErrNotDummy) || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// wantListed expects addresses of the link, and some that are only routed to it.
+func wantListed(t *testing.T, d link.Holder, on, routed []netip.Addr) {
+	t.Helper()
+	gotOn, gotRouted, err := d.List()
+	for _, l := range [][]netip.Addr{gotOn, gotRouted} {
+		slices.SortFunc(l, netip.Addr.Compare)
+	}
+	if !slices.Equal(gotOn, on) || !slices.Equal(gotRouted, routed) || err != nil {
+		t.Errorf("addresses %v, routes %v, error %v; want %v and %v", gotOn, gotRouted, err, on, routed)
 	}
 }
 
@@ -88,40 +125,47 @@ func dummyContract(t *testing.T, d link.Holder) {
 		t.Errorf("note %v, error %v", note, err)
 	}
 	add := func(a netip.Addr) error { return d.Add(a)[a] }
+	route := func(a netip.Addr) error { return d.Route(a)[a] }
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
-	for _, step := range []struct {
-		do   func(netip.Addr) error
-		a    netip.Addr
-		err  error
-		want []netip.Addr
+	for i, step := range []struct {
+		do         func(netip.Addr) error
+		a          netip.Addr
+		err        error
+		on, routed []netip.Addr
 	}{
-		{add, four, nil, []netip.Addr{four}},
-		{add, six, nil, []netip.Addr{four, six}},
-		{add, six, unix.EEXIST, []netip.Addr{four, six}},
-		{d.Remove, four, nil, []netip.Addr{six}},
-		{d.Remove, four, unix.EADDRNOTAVAIL, []netip.Addr{six}},
+		{add, four, nil, []netip.Addr{four}, nil},
+		{add, six, nil, []netip.Addr{four, six}, nil},
+		{add, six, nil, []netip.Addr{four, six}, nil},
+		{route, four, nil, []netip.Addr{four, six}, nil},
+		{d.Remove, four, nil, []netip.Addr{six}, nil},
+		{d.Remove, four, unix.EADDRNOTAVAIL, []netip.Addr{six}, nil},
+		{route, four, nil, []netip.Addr{six}, []netip.Addr{four}},
+		{route, four, nil, []netip.Addr{six}, []netip.Addr{four}},
+		{d.Remove, four, nil, []netip.Addr{six}, nil},
+		{route, four, nil, []netip.Addr{six}, []netip.Addr{four}},
+		{add, four, nil, []netip.Addr{four, six}, nil},
+		{d.Remove, four, nil, []netip.Addr{six}, nil},
+		{d.Remove, six, nil, nil, nil},
+		{route, six, nil, []netip.Addr{six}, nil},
 	} {
 		if err := step.do(step.a); !errors.Is(err, step.err) {
-			t.Errorf("error %v, want %v", err, step.err)
+			t.Errorf("step %d: error %v, want %v", i, err, step.err)
 		}
-		got, err := d.List()
-		slices.SortFunc(got, netip.Addr.Compare)
-		if !slices.Equal(got, step.want) || err != nil {
-			t.Errorf("addresses %v, error %v; want %v", got, err, step.want)
-		}
+		wantListed(t, d, step.on, step.routed)
 		for _, a := range []netip.Addr{four, six} {
-			if has, err := d.Has(a); has != slices.Contains(step.want, a) || err != nil {
-				t.Errorf("%v: %t, error %v; addresses %v", a, has, err, step.want)
+			if has, err := d.Has(a); has != slices.Contains(append(step.routed, step.on...), a) || err != nil {
+				t.Errorf("step %d: %v: %t, error %v", i, a, has, err)
 			}
 		}
 	}
 	five, seven := netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("2001:db8::7")
-	if refused := d.Add(five, six, seven); len(refused) != 1 || !errors.Is(refused[six], unix.EEXIST) {
-		t.Errorf("refused %v, want %v for %v alone", refused, unix.EEXIST, six)
+	if refused := d.Route(five, four, seven); len(refused) != 0 {
+		t.Errorf("refused %v", refused)
 	}
-	if got, err := d.List(); len(got) != 3 || !slices.Contains(got, five) || !slices.Contains(got, seven) || err != nil {
-		t.Errorf("addresses %v, error %v; want the new ones among them", got, err)
+	if refused := d.Add(five, six, seven); len(refused) != 0 {
+		t.Errorf("refused %v", refused)
 	}
+	wantListed(t, d, []netip.Addr{five, six, seven}, []netip.Addr{four})
 	if err := d.Delete(); err != nil {
 		t.Error(err)
 	}

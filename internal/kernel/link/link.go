@@ -18,13 +18,22 @@ type Holder interface {
 	Create() error
 	Delete() error // also deletes its addresses
 	SetNote(Note) error
-	List() ([]netip.Addr, error) // without link-local addresses
+	// List returns the addresses of the link, and those that have only a route by Route,
+	// without link-local ones.
+	List() (on, routed []netip.Addr, err error)
 	// Has reports whether packets to an address are delivered on this host because the
-	// link has it. It lists nothing.
+	// link has it, or only the route. It lists nothing.
 	Has(netip.Addr) (bool, error)
-	// Add adds addresses independently of each other. It returns why some could not be
-	// added.
+	// Route adds the routes that come with addresses, so that packets to them are
+	// delivered on this host. Its cost does not depend on how many addresses there are,
+	// but that of Add does, for IPv4. Add may follow at any time and disturbs nothing.
+	// IPv6 addresses are added at once.
+	Route(...netip.Addr) (refused map[netip.Addr]error)
+	// Add adds addresses. Route and Add treat each address independently of the others
+	// and return why some were refused; an address that is there already is not.
 	Add(...netip.Addr) (refused map[netip.Addr]error)
+	// Remove removes an address, or its route if Add has not been called. The error is
+	// EADDRNOTAVAIL if there is neither.
 	Remove(netip.Addr) error
 	Close() error
 }

@@ -79,6 +79,9 @@ func dial(protocol int) (int, error) {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, plain, bufferBytes)
 		}
 	}
+	if protocol == unix.NETLINK_ROUTE { // since Linux 4.20 listings are limited to what is asked for
+		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	}
 	err = errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerSeconds}),
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
