@@ -275,6 +275,8 @@ func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error
 
 // serve waits until no other daemon writes rules, and then serves until ctx ends.
 func serve(ctx context.Context, p plan) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop() // what NewProxyServer has started
 	self := fmt.Sprintf("mode %s, version %s, started %s", p.config.Mode, p.options.version.reported(), time.Now().Format(time.RFC3339))
 	release := daemonLock{lockName, self}.acquire(ctx)
 	defer release()

@@ -28,6 +28,7 @@ import (
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/source"
 	"sluice/internal/source/manifest"
 	"sluice/internal/status"
 	"sluice/internal/traffic"
@@ -75,6 +76,7 @@ type ProxyServer struct {
 
 	dataplane proxy.Dataplane
 	mode      dataplane.Mode
+	objects   source.Source // reads while the kernel is probed
 	provider  engine.Provider
 	configure func(s resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // reconfigures the provider while it runs
 	ready     chan struct{}                                                     // closed when the first sync has succeeded
@@ -100,22 +102,24 @@ type ProxyServer struct {
 	statusTCP     *health.Server
 }
 
-// NewProxyServer probes the kernel and opens the dataplane. It does not change
-// the kernel's rules; Run does.
+// NewProxyServer starts to read objects, until ctx ends, probes the kernel and opens
+// the dataplane. It does not change the kernel's rules; Run does.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode,
 		"source", p.source.String(), "node", p.node)
+	s := &ProxyServer{
+		plan: p, ready: make(chan struct{}), familyErr: make(chan error, 1),
+		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
+	}
+	s.markReady = sync.OnceFunc(func() { close(s.ready) })
+	s.objects = source.Start(ctx, p.source.open(p.node, func(all []manifest.Problem) { s.files.Store(&all) }))
 	mode, settings, err := p.options.probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
 	}
 	_, missing := enabledFamilies()
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, reasonFields(missing)...)...)
-	s := &ProxyServer{
-		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}), familyErr: make(chan error, 1),
-		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
-	}
-	s.markReady = sync.OnceFunc(func() { close(s.ready) })
+	s.mode, s.families = mode, settings.Families
 	if err := s.checkFamily(p.config.BindAddress, "bindAddress"); err != nil {
 		return nil, err
 	}
@@ -226,9 +230,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	_, hasGoroutines := s.dataplane.(proxy.Runner)
 	jobs := []job{
 		{"tune the garbage collector", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !hasGoroutines) }},
-		{"read objects", func(ctx context.Context) error {
-			return s.plan.source.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
-		}},
+		{"read objects", func(ctx context.Context) error { return s.objects.Run(ctx, s.provider) }},
 		{"sync", s.provider.SyncLoop},
 		{"check the Node's family", s.watchNodeFamily},
 		{"report refused Services", s.refusals.Run},

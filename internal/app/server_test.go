@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -81,6 +84,33 @@ func TestProbeUsesOnlyEnabledFamilies(t *testing.T) {
 	}
 	if _, err := probe(t.Context(), mode, dataplane.Settings{}); err == nil || err.Error() != "probe mode some: no nftables" {
 		t.Errorf("error %v, want the mode's", err)
+	}
+}
+
+// TestReadsBeforeProbing checks that the API server is asked at once, not only when the
+// kernel has been probed and the dataplane is open: here there is no such mode.
+func TestReadsBeforeProbing(t *testing.T) {
+	asked := make(chan struct{}, 100)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked <- struct{}{}
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer api.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	o := parse(t, "--master="+api.URL, "--hostname-override=here")
+	p, err := o.plan(configuration(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.config.Mode = "none"
+	if _, err = NewProxyServer(ctx, p); err == nil {
+		t.Error("no error for a mode that does not exist")
+	}
+	select {
+	case <-asked:
+	case <-time.After(30 * time.Second):
+		t.Error("the API server was not asked")
 	}
 }
 

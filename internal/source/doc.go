@@ -6,7 +6,8 @@
 //	                       +--> Config (filter) --> Handler
 //	folder ----manifest----+
 //
-// Both sources deliver through the same Configs, so a Handler does not depend on the
+// [Start] runs a source before there is a handler: objects are read while the kernel is
+// probed. Both sources deliver through the same Configs, so a Handler does not depend on the
 // source. The package knows API objects; it must not know what they are used for:
 // neither rows, nor dataplanes, nor the kernel.
 package source

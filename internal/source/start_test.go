@@ -1,0 +1,68 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"sluice/internal/source"
+)
+
+// events is a source that delivers one event of each kind, and returns its error when ctx
+// has ended.
+type events struct{ err error }
+
+func (e events) Run(ctx context.Context, h source.Handler) error {
+	h.OnNodeUpdate(nil, &v1.Node{ObjectMeta: named("node", "1")})
+	h.OnNodeSynced()
+	h.OnServiceCIDRUpdate(nil, &networkingv1.ServiceCIDR{ObjectMeta: named("cidr", "1")})
+	h.OnServiceCIDRsSynced()
+	h.OnServiceUpdate(nil, &v1.Service{ObjectMeta: named("service", "1")})
+	h.OnServiceSynced()
+	h.OnEndpointSliceUpdate(nil, &discoveryv1.EndpointSlice{ObjectMeta: named("slice", "1")})
+	h.OnEndpointSlicesSynced()
+	<-ctx.Done()
+	return e.err
+}
+
+var allEvents = []string{"add node", "synced", "add cidr", "synced", "add service", "synced", "add slice", "synced"}
+
+// TestStart checks that a source that was started delivers everything to the handler that it
+// gets later, and ends with the context that it gets with it.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := errors.New("failed")
+		s := source.Start(t.Context(), events{failed})
+		synctest.Wait()
+		h, ended := &recorder{}, make(chan error, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { ended <- s.Run(ctx, h) }()
+		synctest.Wait()
+		if diff := cmp.Diff(allEvents, h.events); diff != "" {
+			t.Errorf("events mismatch (-want +got):\n%s", diff)
+		}
+		if len(ended) > 0 {
+			t.Errorf("ended with %v while its context lasts", <-ended)
+		}
+		stop()
+		if err := <-ended; !errors.Is(err, failed) {
+			t.Errorf("error %v, want the source's", err)
+		}
+	})
+}
+
+// TestStartWithoutRun checks that a source that never gets a handler ends with its context.
+func TestStartWithoutRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // it fails if a goroutine is left
+		ctx, stop := context.WithCancel(t.Context())
+		source.Start(ctx, events{})
+		synctest.Wait()
+		stop()
+	})
+}
