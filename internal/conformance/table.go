@@ -301,6 +301,7 @@ func (g *Group) casesFor(mode string, phase ...string) []*Case {
 type Part struct {
 	Theme, ID string // a theme is a file of cases, or the decision tables
 	Cases     int    // 0 for a story
+	SCTP      int    // how many of the cases send SCTP
 	Story     bool
 }
 
@@ -309,10 +310,16 @@ func Parts(mode string) (out []Part, err error) {
 	tables, err := loadParts()
 	for _, t := range tables {
 		for _, g := range t.Groups {
-			out = append(out, Part{t.Theme, g.ID, len(g.casesFor(mode)), false})
+			p := Part{Theme: t.Theme, ID: g.ID}
+			for _, c := range g.casesFor(mode) {
+				if p.Cases++; c.Proto == v1.ProtocolSCTP {
+					p.SCTP++
+				}
+			}
+			out = append(out, p)
 		}
 		for _, s := range t.Stateful {
-			out = append(out, Part{t.Theme, s.ID, 0, true})
+			out = append(out, Part{Theme: t.Theme, ID: s.ID, Story: true})
 		}
 	}
 	return out, err
