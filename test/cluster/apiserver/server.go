@@ -25,14 +25,8 @@ var kinds = map[string]string{
 // Server is an http.Handler that serves objects. Its methods may be called by any
 // goroutine.
 type Server struct {
-	store   store
-	encoded sync.Map // what was loaded, as watches send it: map[shape][]byte
-}
-
-// shape is an object in one of the forms.
-type shape struct {
-	media string
-	o     runtime.Object
+	store  store
+	frames sync.Map // what was loaded, as binary watches send that it was added: map[runtime.Object][]byte
 }
 
 // New returns a server without objects. Services get addresses of these networks,
@@ -58,9 +52,8 @@ func (s *Server) Load(text []byte) error {
 			s.store.mu.Lock()
 			defer s.store.mu.Unlock()
 			s.store.put(path+resource, o.(object))
-			f, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-			raw, err := runtime.Encode(f.Serializer, o)
-			s.encoded.Store(shape{f.MediaType, o}, raw)
+			frame, err := addedFrame(o)
+			s.frames.Store(o, frame)
 			return err
 		}
 	}

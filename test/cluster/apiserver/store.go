@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strconv"
@@ -117,11 +118,22 @@ func (s selector) matches(o object) bool {
 	if o == nil || s.namespace != "" && o.GetNamespace() != s.namespace {
 		return false
 	}
-	of := fields.Set{"metadata.name": o.GetName()}
-	if svc, ok := o.(*v1.Service); ok {
-		of["spec.clusterIP"] = svc.Spec.ClusterIP
+	return s.labels.Matches(labels.Set(o.GetLabels())) && s.fields.Matches(fieldsOf{o})
+}
+
+// fieldsOf are the fields of an object that can be selected by.
+type fieldsOf struct{ object }
+
+func (f fieldsOf) Has(name string) bool { return f.Get(name) != "" }
+
+func (f fieldsOf) Get(name string) string {
+	if svc, ok := f.object.(*v1.Service); ok && name == "spec.clusterIP" {
+		return svc.Spec.ClusterIP
 	}
-	return s.labels.Matches(labels.Set(o.GetLabels())) && s.fields.Matches(of)
+	if name == "metadata.name" {
+		return f.GetName()
+	}
+	return ""
 }
 
 // seen returns what an event looks like to a client; nothing if it is not for it.
@@ -148,7 +160,7 @@ func (s selector) list(c *collection) (out []runtime.Object) {
 	}
 	slices.SortFunc(out, func(a, b runtime.Object) int {
 		x, y := keyOf(a.(object)), keyOf(b.(object))
-		return strings.Compare(x.namespace+"/"+x.name, y.namespace+"/"+y.name)
+		return cmp.Or(strings.Compare(x.namespace, y.namespace), strings.Compare(x.name, y.name))
 	})
 	return out
 }

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"net/http"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // watch streams what happens to objects of a kind, until the client goes.
@@ -68,7 +70,6 @@ func (s *Server) begin(r *http.Request, q request, which selector) (c *collectio
 type stream struct {
 	server *Server
 	form   runtime.SerializerInfo
-	events runtime.Encoder
 	err    error
 	frames io.Writer // into pieces
 	pieces *bufio.Writer
@@ -86,7 +87,7 @@ func (s *Server) newStream(w http.ResponseWriter, r *http.Request) *stream {
 	w.Header().Set("Content-Type", media)
 	pieces := bufio.NewWriterSize(w, pieceBytes)
 	return &stream{
-		server: s, form: f, events: f.StreamSerializer.Serializer,
+		server: s, form: f,
 		frames: f.StreamSerializer.NewFrameWriter(pieces), pieces: pieces, to: w.(http.Flusher),
 	}
 }
@@ -114,14 +115,31 @@ func (s *stream) send(what watch.EventType, o runtime.Object) {
 	if s.err != nil {
 		return
 	}
-	e := &metav1.WatchEvent{Type: string(what)}
-	if raw, ok := s.server.encoded.Load(shape{s.form.MediaType, o}); ok {
-		e.Object.Raw = raw.([]byte)
-	} else if e.Object.Raw, s.err = runtime.Encode(s.form.Serializer, o); s.err != nil {
+	if frame, ok := s.server.frames.Load(o); ok && what == watch.Added && s.form.MediaType == runtime.ContentTypeProtobuf {
+		_, s.err = s.pieces.Write(frame.([]byte))
 		return
 	}
-	var text []byte
-	if text, s.err = runtime.Encode(s.events, e); s.err == nil {
-		_, s.err = s.frames.Write(text)
+	s.err = writeFrame(s.frames, s.form, what, o)
+}
+
+// writeFrame encodes an event and writes it with its length.
+func writeFrame(to io.Writer, form runtime.SerializerInfo, what watch.EventType, o runtime.Object) error {
+	raw, err := runtime.Encode(form.Serializer, o)
+	if err != nil {
+		return err
 	}
+	text, err := runtime.Encode(form.StreamSerializer.Serializer, &metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Raw: raw}})
+	if err != nil {
+		return err
+	}
+	_, err = to.Write(text)
+	return err
+}
+
+// addedFrame returns what a binary watch sends for an object that is there.
+func addedFrame(o runtime.Object) ([]byte, error) {
+	form, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	var frame bytes.Buffer
+	err := writeFrame(form.StreamSerializer.NewFrameWriter(&frame), form, watch.Added, o)
+	return frame.Bytes(), err
 }
