@@ -47,14 +47,6 @@ func (d *Dataplane) limit() int {
 	return math.MaxInt
 }
 
-// rank orders virtual servers before real servers.
-func rank(c *change) int {
-	if c.ID.real.IsValid() {
-		return 1
-	}
-	return 0
-}
-
 // list prepares the host and lists the virtual servers at addresses of our link.
 func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	on, routed, servers, err := d.kernel.list(ctx, d.prepare(ctx))
@@ -146,7 +138,7 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 			continue
 		case coming[s] == nil:
 			servers = append(servers, s)
-			if !d.ours[s.Addr.Addr()][s] {
+			if !d.owns(s) {
 				undo = append(undo, ipvs.Op{Verb: ipvs.Delete, Server: s})
 			}
 		}
@@ -160,7 +152,7 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		return nil
 	}
 	d.leaving = nil
-	undo = slices.DeleteFunc(undo, func(o ipvs.Op) bool { return !d.ours[o.Server.Addr.Addr()][o.Server] })
+	undo = slices.DeleteFunc(undo, func(o ipvs.Op) bool { return !d.owns(o.Server) })
 	if err := d.remove(ctx, undo); err != nil {
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
@@ -189,20 +181,26 @@ func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming 
 	return failures, nil
 }
 
-// writeServers writes some virtual servers and their real servers. Those whose address
-// was refused are failures.
+// writeServers writes some virtual servers, and then the real servers of those that are
+// ours. Those whose address was refused are failures.
 func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change, refused map[netip.Addr]error) (failures []failure, err error) {
-	var lists [2][]*change // by rank
-	for _, s := range some {
-		for _, c := range coming[s] {
-			if why := refused[s.Addr.Addr()]; why != nil {
-				failures = append(failures, failure{Change: c, Err: why})
-			} else {
-				lists[rank(c)] = append(lists[rank(c)], c)
+	for _, real := range []bool{false, true} {
+		var list []*change
+		for _, s := range some {
+			why := refused[s.Addr.Addr()]
+			if real && why == nil && !d.owns(s) {
+				continue // the kernel refused it, or it is another program's
+			}
+			for _, c := range coming[s] {
+				switch {
+				case c.ID.real.IsValid() != real:
+				case why != nil:
+					failures = append(failures, failure{Change: c, Err: why})
+				default:
+					list = append(list, c)
+				}
 			}
 		}
-	}
-	for _, list := range lists {
 		more, err := d.add(ctx, list)
 		if err != nil {
 			return nil, err
@@ -222,15 +220,15 @@ const serversAtOnce = 16
 // kernel gets some IPv6 addresses ready while others are waited for.
 const bindAtOnce = 16 * serversAtOnce
 
-// add adds or changes servers, and returns those that the kernel refused. A virtual
-// server of another program gets no real servers.
+// owns reports whether a virtual server exists and is ours.
+func (d *Dataplane) owns(s ipvs.Server) bool { return d.ours[s.Addr.Addr()][s] }
+
+// add adds or changes servers, and returns those that the kernel refused.
 func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failure, err error) {
-	has := func(s ipvs.Server) bool { return d.ours[s.Addr.Addr()][s] }
-	coming = slices.DeleteFunc(coming, func(c *change) bool { return c.ID.real.IsValid() && !has(c.ID.server) })
 	ops := make([]ipvs.Op, len(coming))
 	for i, c := range coming {
 		ops[i] = ipvs.Op{Server: c.ID.server, Settings: c.New.settings, Real: ipvs.Real{Addr: c.ID.real, Weight: c.New.weight}}
-		if c.Had || !c.ID.real.IsValid() && has(c.ID.server) {
+		if c.Had || !c.ID.real.IsValid() && d.owns(c.ID.server) {
 			ops[i].Verb = ipvs.Set
 		}
 		d.drained.remove(c.ID)
@@ -241,6 +239,7 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 		switch s, why := c.ID.server, refused[i]; {
 		case err != nil:
 			return nil, err
+		case why == nil && c.ID.real.IsValid():
 		case why == nil:
 			d.ours[s.Addr.Addr()][s] = true
 		case c.ID.real.IsValid() && errors.Is(why, unix.EEXIST): // it drains, or an earlier attempt added it
@@ -269,17 +268,17 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 func (d *Dataplane) leave(ctx context.Context) error {
 	var ops []ipvs.Op
 	for _, c := range d.leaving {
-		if rank(c) == 0 {
+		if !c.ID.real.IsValid() {
 			d.drained.add(c.ID)
 		}
 	}
 	gone := map[ipvs.Server]bool{}
 	for _, c := range d.leaving { // virtual servers are before their real servers
-		s, o := c.ID.server, ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
+		s, virtual, o := c.ID.server, !c.ID.real.IsValid(), ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
 		switch at := s.Addr.Addr(); {
-		case gone[s], rank(c) == 0 && !ends(s) && (d.left[s] || d.serves(at)):
+		case gone[s], virtual && !ends(s) && (d.left[s] || d.serves(at)):
 			continue
-		case rank(c) == 0:
+		case virtual:
 			if gone[s] = true; d.excluded(at) {
 				continue
 			}
