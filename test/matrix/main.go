@@ -61,7 +61,9 @@ type column struct {
 // columns returns the columns of the table. Mode iptables runs its cases in both variants.
 func columns() []column {
 	return []column{
-		{title: "nftables, ebpf", mode: "nftables"}, {title: "iptables", mode: "iptables"}, {title: "ipvs", mode: "ipvs"},
+		{title: "nftables, ebpf", mode: "nftables"},
+		{title: "iptables", mode: "iptables"},
+		{title: "ipvs", mode: "ipvs"},
 		{title: "userspace", mode: "nftables", noSCTP: true},
 	}
 }
