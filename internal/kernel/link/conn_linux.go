@@ -53,27 +53,47 @@ func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
+	return localTable(hostPrefixes(addrs), unix.RTN_LOCAL)
+}
+
+// Occupied returns the addresses that sockets can be bound to, and the broadcast and anycast
+// addresses of this host, which stay that even if a link has them as addresses.
+func (c Conn) Occupied() ([]netip.Addr, error) {
+	addrs, err := c.List()
+	if err != nil {
+		return nil, err
+	}
+	others, err := localTable(nil, unix.RTN_BROADCAST, unix.RTN_ANYCAST)
+	for _, p := range others {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs, err
+}
+
+// localTable appends the destinations of some types in the local routing table.
+func localTable(out []netip.Prefix, types ...int) ([]netip.Prefix, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open route netlink: %w", err)
 	}
 	defer h.Close()
 	_ = h.SetStrictCheck(true) // before Linux 4.20 the kernel sends all tables instead of the requested one
-	which := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
-	routes, err := Listing(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(netlink.FAMILY_ALL, which, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list local routes: %w", err)
-	}
-	out := hostPrefixes(addrs)
-	for _, r := range routes {
-		if r.Dst == nil {
-			continue // not an IP route
+	for _, t := range types {
+		routes, err := Listing(func() ([]netlink.Route, error) {
+			which := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: t}
+			return h.RouteListFiltered(netlink.FAMILY_ALL, which, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list local routes: %w", err)
 		}
-		if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
-			bits, _ := r.Dst.Mask.Size()
-			out = append(out, netip.PrefixFrom(addr, bits))
+		for _, r := range routes {
+			if r.Dst == nil {
+				continue // not an IP route
+			}
+			if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+				bits, _ := r.Dst.Mask.Size()
+				out = append(out, netip.PrefixFrom(addr, bits))
+			}
 		}
 	}
 	return out, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -78,6 +79,33 @@ func TestKernel(t *testing.T) {
 		}
 	}
 	contract(t, bench{host: link.Conn{}, give: change(netlink.AddrAdd), take: change(netlink.AddrDel)})
+}
+
+// TestOccupied checks that addresses which are this host's without being its own, so to
+// speak, are found: broadcast and anycast ones.
+func TestOccupied(t *testing.T) {
+	lo := namespace(t)
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"198.51.100.7/24", "2001:db8:1::7/64"} {
+		a, err := netlink.ParseAddr(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := link.Conn{}.Occupied()
+	for _, want := range []string{"198.51.100.7", "198.51.100.255", "2001:db8:1::7", "2001:db8:1::"} {
+		if err != nil || !slices.Contains(got, netip.MustParseAddr(want)) {
+			t.Errorf("%s is missing in %v, error %v", want, got, err)
+		}
+	}
 }
 
 // contract holds what both promise.

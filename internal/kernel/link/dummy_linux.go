@@ -86,7 +86,8 @@ func (d *Dummy) List() (on, routed []netip.Addr, err error) {
 	}
 	for _, a := range list {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); ok && !addr.IsLinkLocalUnicast() {
+		addr = addr.Unmap()
+		if ones, bits := a.Mask.Size(); ok && ones == bits {
 			on = append(on, addr)
 		}
 		delete(routes, addr)
@@ -121,7 +122,7 @@ func (d *Dummy) localRoute(route []byte) (to netip.Addr, ok bool) {
 		return to, false
 	}
 	attrs := batch.Attrs(route[unix.SizeofRtMsg:])
-	if to, ok = netip.AddrFromSlice(attrs.Get(unix.RTA_DST)); !ok || !to.Is4() || to.IsLinkLocalUnicast() {
+	if to, ok = netip.AddrFromSlice(attrs.Get(unix.RTA_DST)); !ok || !to.Is4() {
 		return to, false
 	}
 	link := attrs.Get(unix.RTA_OIF)
@@ -137,22 +138,15 @@ func (d *Dummy) Has(a netip.Addr) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("find the route to %v: %w", a, err)
 	}
-	return d.link != nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == d.link.Attrs().Index, nil
+	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
 }
 
 // Route adds the local routes of IPv4 addresses, exactly as the kernel adds them with the
 // addresses: so Add finds them there, and Remove removes them.
 func (d *Dummy) Route(all ...netip.Addr) map[netip.Addr]error {
-	var four, six []netip.Addr
-	for _, a := range all {
-		if a.Is4() {
-			four = append(four, a)
-		} else {
-			six = append(six, a)
-		}
-	}
+	four := slices.DeleteFunc(slices.Clone(all), netip.Addr.Is6)
 	refused := d.change(d.encodeRoute, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "route %v to link %s: %w", four)
-	maps.Copy(refused, d.Add(six...))
+	maps.Copy(refused, d.Add(slices.DeleteFunc(slices.Clone(all), netip.Addr.Is4)...))
 	return refused
 }
 
@@ -161,7 +155,10 @@ func (d *Dummy) Route(all ...netip.Addr) map[netip.Addr]error {
 func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	refused := d.change(d.encodeAddr, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add %v to link %s: %w", all)
 	for _, a := range all {
-		for begun := time.Now(); a.Is6() && refused[a] == nil && !d.routed(a); time.Sleep(routePoll) {
+		for begun := time.Now(); a.Is6() && refused[a] == nil; time.Sleep(routePoll) {
+			if has, _ := d.Has(a); has {
+				break
+			}
 			if time.Since(begun) > routeWait {
 				refused[a] = fmt.Errorf("add %v to link %s: no route to it after %v", a, d.name, routeWait)
 			}
@@ -175,12 +172,6 @@ const (
 	routeWait = 5 * time.Second
 	routePoll = 50 * time.Microsecond
 )
-
-// routed reports whether packets to an address are delivered on this host.
-func (d *Dummy) routed(a netip.Addr) bool {
-	routes, err := d.handle.RouteGet(a.AsSlice())
-	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
-}
 
 func (d *Dummy) Remove(a netip.Addr) error {
 	const format = "remove %v from link %s: %w"
@@ -223,8 +214,13 @@ func (d *Dummy) change(encode func(kind, flags uint16, a netip.Addr) uint32, kin
 	return refused
 }
 
-// index returns the interface index of the link.
-func (d *Dummy) index() uint32 { return uint32(d.link.Attrs().Index) }
+// index returns the interface index of the link; 0, which no link has, if Find has failed.
+func (d *Dummy) index() uint32 {
+	if d.link == nil {
+		return 0
+	}
+	return uint32(d.link.Attrs().Index)
+}
 
 // encodeRoute writes a message about the local route of an IPv4 address, and returns the
 // message's sequence number.

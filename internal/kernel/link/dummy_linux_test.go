@@ -37,6 +37,7 @@ func TestKernelDummy(t *testing.T) {
 	}
 	wantNoRoute(t, d)
 	wantOthersRoute(t, d)
+	wantOthersAddress(t, d)
 	if err := d.Delete(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +87,19 @@ func wantOthersRoute(t *testing.T, d *link.Dummy) {
 	}
 }
 
+// wantOthersAddress has an address of a network that somebody added not be listed.
+func wantOthersAddress(t *testing.T, d *link.Dummy) {
+	t.Helper()
+	l, err := netlink.LinkByName("kube-ipvs0")
+	if err == nil {
+		err = netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(203, 0, 113, 1).To4(), Mask: net.CIDRMask(24, 32)}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantListed(t, d, nil, nil)
+}
+
 // TestOtherLinkOfTheName is neither used nor removed.
 func TestOtherLinkOfTheName(t *testing.T) {
 	d := openDummy(t)
@@ -95,6 +109,12 @@ func TestOtherLinkOfTheName(t *testing.T) {
 	want := "link kube-ipvs0 is not a dummy link but of type veth: rename or delete it"
 	if _, err := d.Find(); !errors.Is(err, link.ErrNotDummy) || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
+	}
+	a := netip.MustParseAddr("192.0.2.1")
+	for _, err := range []error{d.Route(a)[a], d.Add(a)[a], d.Remove(a)} {
+		if !errors.Is(err, unix.ENODEV) {
+			t.Errorf("error %v, want %v", err, unix.ENODEV)
+		}
 	}
 }
 
@@ -127,6 +147,7 @@ func dummyContract(t *testing.T, d link.Holder) {
 	add := func(a netip.Addr) error { return d.Add(a)[a] }
 	route := func(a netip.Addr) error { return d.Route(a)[a] }
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	local, local6 := netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("fe80::5")
 	for i, step := range []struct {
 		do         func(netip.Addr) error
 		a          netip.Addr
@@ -146,13 +167,21 @@ func dummyContract(t *testing.T, d link.Holder) {
 		{add, four, nil, []netip.Addr{four, six}, nil},
 		{d.Remove, four, nil, []netip.Addr{six}, nil},
 		{d.Remove, six, nil, nil, nil},
+		{route, local, nil, nil, []netip.Addr{local}},
+		{route, four, nil, nil, []netip.Addr{local, four}},
+		{add, four, nil, []netip.Addr{four}, []netip.Addr{local}},
+		{d.Remove, four, nil, nil, nil}, // and the route goes with the last address
+		{add, local, nil, []netip.Addr{local}, nil},
+		{add, local6, nil, []netip.Addr{local, local6}, nil},
+		{d.Remove, local6, nil, []netip.Addr{local}, nil},
+		{d.Remove, local, nil, nil, nil},
 		{route, six, nil, []netip.Addr{six}, nil},
 	} {
 		if err := step.do(step.a); !errors.Is(err, step.err) {
 			t.Errorf("step %d: error %v, want %v", i, err, step.err)
 		}
 		wantListed(t, d, step.on, step.routed)
-		for _, a := range []netip.Addr{four, six} {
+		for _, a := range []netip.Addr{four, six, local, local6} {
 			if has, err := d.Has(a); has != slices.Contains(append(step.routed, step.on...), a) || err != nil {
 				t.Errorf("step %d: %v: %t, error %v", i, a, has, err)
 			}

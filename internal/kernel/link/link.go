@@ -18,11 +18,11 @@ type Holder interface {
 	Create() error
 	Delete() error // also deletes its addresses
 	SetNote(Note) error
-	// List returns the addresses of the link, and those that have only a route by Route,
-	// without link-local ones.
+	// List returns the addresses of the link, and those that have only a route by Route.
+	// Addresses of networks, as the link's own link-local one, are left out.
 	List() (on, routed []netip.Addr, err error)
-	// Has reports whether packets to an address are delivered on this host because the
-	// link has it, or only the route. It lists nothing.
+	// Has reports whether packets to an address are delivered on this host: because the
+	// link has it, or only the route, or because of somebody else. It lists nothing.
 	Has(netip.Addr) (bool, error)
 	// Route adds the routes that come with addresses, so that packets to them are
 	// delivered on this host. Its cost does not depend on how many addresses there are,
@@ -33,7 +33,8 @@ type Holder interface {
 	// and return why some were refused; an address that is there already is not.
 	Add(...netip.Addr) (refused map[netip.Addr]error)
 	// Remove removes an address, or its route if Add has not been called. The error is
-	// EADDRNOTAVAIL if there is neither.
+	// EADDRNOTAVAIL if there is neither. With the last IPv4 address of the link the kernel
+	// removes the routes of all.
 	Remove(netip.Addr) error
 	Close() error
 }

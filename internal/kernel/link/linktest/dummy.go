@@ -51,7 +51,9 @@ func (d *Dummy) Find() (link.Note, error) {
 	if !d.exists {
 		return nil, link.ErrNoLink
 	}
-	return maps.Clone(d.note), nil
+	note := link.Note{}
+	maps.Copy(note, d.note)
+	return note, nil
 }
 
 // Create creates the link.
@@ -151,7 +153,11 @@ func (d *Dummy) Remove(a netip.Addr) error {
 	if !d.has(a) {
 		return syscall.EADDRNOTAVAIL
 	}
+	was := slices.Contains(d.addrs, a)
 	d.addrs, d.routed = without(d.addrs, a), without(d.routed, a)
+	if was && !slices.ContainsFunc(d.addrs, netip.Addr.Is4) {
+		d.routed = nil
+	}
 	return nil
 }
 
