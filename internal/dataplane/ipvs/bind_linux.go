@@ -35,7 +35,7 @@ func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error
 // own records an address of ours, and whether the link has it.
 func (d *Dataplane) own(a netip.Addr, added bool) {
 	d.ours[a] = map[ipvs.Server]bool{}
-	if !added {
+	if delete(d.routed, a); !added {
 		d.routed[a] = true
 	}
 }

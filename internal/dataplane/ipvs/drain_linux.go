@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -78,7 +79,7 @@ func (d *Dataplane) drain(ctx context.Context) error {
 		}
 		reals, err := d.kernel.servers.Reals(ctx, s)
 		if err != nil {
-			return err
+			return errors.Join(err, d.remove(ctx, ops))
 		}
 		busy := func(real netip.AddrPort) bool {
 			return slices.ContainsFunc(reals, func(r ipvs.RealState) bool { return r.Connections > 0 && (r.Addr == real || !real.IsValid()) })

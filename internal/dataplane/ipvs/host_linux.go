@@ -49,6 +49,9 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	if d.ready && len(were) > 0 {
 		return d.kernel.set(ctx, to)
 	}
+	if len(were) == 0 { // another process has set the alias
+		maps.Copy(were, d.were)
+	}
 	for name := range to {
 		if _, noted := were[name]; !noted {
 			if were[name], err = d.kernel.settings.Read(name); err != nil {

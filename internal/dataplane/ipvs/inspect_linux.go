@@ -51,13 +51,11 @@ func (d *Dataplane) inspectRow(ctx context.Context, key proxy.PortKey) (proxy.In
 	if err != nil {
 		return out, err
 	}
-	looked := map[netip.Addr]bool{}
+	addrs := map[netip.Addr]bool{}
 	for s := range d.fronts(row.ServicePort) {
-		a := s.Addr.Addr()
-		if looked[a] {
-			continue
-		}
-		looked[a] = true
+		addrs[s.Addr.Addr()] = true
+	}
+	for a := range addrs {
 		has, err := d.kernel.link.Has(a)
 		if err != nil {
 			return out, err

@@ -34,7 +34,7 @@ type kernel struct {
 	servers  ipvs.Interface // nil if the kernel has no IPVS
 	link     link.Holder
 	settings sysctl.Interface
-	addrs    func() ([]netip.Addr, error) // the addresses of all links of this host
+	addrs    func() ([]netip.Addr, error) // the addresses of all links of this host, and its broadcast and anycast addresses
 	relays   func() (bool, error)         // whether a daemon in mode userspace runs
 	counted  ipvs.Interface               // reads counters while servers is in use; nil if the kernel has no IPVS
 }
@@ -46,7 +46,7 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return kernel{}, err
 	}
-	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.List, mode.RelayRuns, nil}
+	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.Occupied, mode.RelayRuns, nil}
 	servers, err := ipvs.Open()
 	if err != nil {
 		return k, err
@@ -151,11 +151,9 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if err == nil {
 		err = d.leave(ctx)
 	}
-	if err == nil && len(by) > 0 { // a server without rules would be reachable whatever policy says
+	if err == nil {
 		maps.Copy(refused, by)
-		if _, err = d.differ.Apply(ctx, want.Without(by), &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(by), proxy.ComparePortKeys)}); err == nil {
-			err = d.leave(ctx)
-		}
+		err = d.without(ctx, want.Without(by), by)
 	}
 	for a := range d.ours {
 		if err == nil {
@@ -180,6 +178,10 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	defer d.mu.Unlock()
 	defer d.wake()
 	d.leaving = nil
+	before := &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{}}
+	for _, k := range changed.Rows {
+		before.Rows[k] = d.differ.Row(k).ServicePort
+	}
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err != nil {
 		return nil, err
@@ -190,10 +192,29 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	if err == nil {
 		err = d.leave(ctx)
 	}
+	if err == nil { // the rules still have the earlier versions of what they refused
+		err = d.without(ctx, before, by)
+	}
 	if err != nil { // servers and rules may be of different states
 		d.differ.Forget()
 		return nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
 	maps.Copy(refused, by)
 	return refused, nil
+}
+
+// without brings the servers of rows that the rules refused to another state: without
+// rules, servers would answer whatever policy says.
+func (d *Dataplane) without(ctx context.Context, state *proxy.State, by proxy.Refused) error {
+	if len(by) == 0 {
+		return nil
+	}
+	again, err := d.differ.Apply(ctx, state, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(by), proxy.ComparePortKeys)})
+	for _, why := range again {
+		err = errors.Join(err, why)
+	}
+	if err == nil {
+		err = d.leave(ctx)
+	}
+	return err
 }

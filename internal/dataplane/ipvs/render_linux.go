@@ -185,3 +185,4 @@ func (l dryLink) List() (on, routed []netip.Addr, err error) {
 func (dryLink) Create() error                            { return nil }
 func (dryLink) SetNote(link.Note) error                  { return nil }
 func (dryLink) Route(...netip.Addr) map[netip.Addr]error { return nil }
+func (dryLink) Add(...netip.Addr) map[netip.Addr]error   { return nil }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ipvs"
 	"sluice/internal/proxy"
 )
@@ -77,19 +78,22 @@ func serverOf(sp *proxy.ServicePort, f proxy.Frontend) ipvs.Server {
 	return s
 }
 
-// checkForeign returns an error if another program owns the virtual server of a
-// frontend. At an address of another link that is no conflict: there the rules
-// translate.
-func (d *Dataplane) checkForeign(sp *proxy.ServicePort) error {
+// check returns why a row cannot be served: it is too large, or has an address of ours, or
+// another program owns the virtual server of a frontend. At an address of another link
+// that is no conflict: there the rules translate.
+func (d *Dataplane) check(sp *proxy.ServicePort) error {
 	if sp == nil {
 		return nil
 	}
 	for _, f := range sp.Frontends {
+		if a := f.Addr.Addr(); a == aliases[proxy.FamilyOf(a)] {
+			return fmt.Errorf("%v is the address that mode ipvs translates NodePorts to: change the Service", a)
+		}
 		if s := serverOf(sp, f); d.foreign[s.Addr.Addr()][s] && !d.local[s.Addr.Addr()] {
 			return errForeign(s)
 		}
 	}
-	return nil
+	return nftables.CheckSize(sp)
 }
 
 // lists returns the virtual server configurations of a row, one for each list of
@@ -173,7 +177,7 @@ var (
 // row renders the difference between two forms of a row. Apart from comparing the lists,
 // its cost depends on the difference only.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
-	if err := d.checkForeign(cur.ServicePort); err != nil {
+	if err := d.check(cur.ServicePort); err != nil {
 		return err
 	}
 	was, is := d.fronts(old.ServicePort), d.fronts(cur.ServicePort)

@@ -107,10 +107,14 @@ func (d *Dataplane) listAddresses(on, routed []netip.Addr) error {
 	for a, n := range links {
 		d.local[a] = n > 0
 	}
-	needed := map[netip.Addr]bool{}
 	for _, f := range d.families {
-		needed[aliases[f]] = true
+		// With the last IPv4 address of a link the kernel removes all its routes, so the alias is added first and stays.
+		if a := aliases[f]; d.ours[a] == nil || d.routed[a] {
+			err = errors.Join(err, d.kernel.link.Add(a)[a])
+			d.own(a, true)
+		}
 	}
+	needed := map[netip.Addr]bool{}
 	for a, servers := range previous {
 		if len(servers) > 0 && !d.local[a] {
 			needed[a] = true
@@ -123,43 +127,59 @@ func (d *Dataplane) listAddresses(on, routed []netip.Addr) error {
 }
 
 // write makes additions and changes, and leaves removals to [Dataplane.leave]. If the
-// kernel refuses some of them, write removes the virtual servers that it added and
-// returns a Refusal, so that the differ tries again without the rows concerned.
+// kernel refuses some of them, write undoes the others and returns a Refusal, so that
+// the differ tries again without the rows concerned.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
-	coming := map[ipvs.Server][]*change{}
+	coming, added := map[ipvs.Server][]*change{}, map[ipvs.Server]bool{}
 	var servers []ipvs.Server
-	var undo []ipvs.Op
 	d.leaving = nil
 	for _, c := range some {
 		s := c.ID.server
-		switch {
-		case !c.Has:
+		if !c.Has {
 			d.leaving = append(d.leaving, c)
 			continue
-		case coming[s] == nil:
-			servers = append(servers, s)
-			if !d.owns(s) {
-				undo = append(undo, ipvs.Op{Verb: ipvs.Delete, Server: s})
-			}
+		}
+		if coming[s] == nil {
+			servers, added[s] = append(servers, s), !d.owns(s)
 		}
 		coming[s] = append(coming[s], c)
 	}
 	failures, err := d.writeAll(ctx, servers, coming)
+	if err == nil && len(failures) > 0 {
+		d.leaving = nil
+		err = d.undo(ctx, some, added)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
 	if len(failures) == 0 {
 		return nil
 	}
-	d.leaving = nil
-	undo = slices.DeleteFunc(undo, func(o ipvs.Op) bool { return !d.owns(o.Server) })
-	if err := d.remove(ctx, undo); err != nil {
-		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
-	}
 	for i, f := range failures {
 		failures[i].Err = errors.Join(f.Err, d.unbind(f.Change.ID.server.Addr.Addr()))
 	}
 	return &differ.Refusal[id, value]{Failures: failures}
+}
+
+// undo removes the virtual servers that were added, and undoes additions to the others
+// and changes.
+func (d *Dataplane) undo(ctx context.Context, some []*change, added map[ipvs.Server]bool) error {
+	var ops []ipvs.Op
+	for s, isNew := range added {
+		if isNew && d.owns(s) {
+			ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s})
+		}
+	}
+	for _, c := range some {
+		switch s := c.ID.server; {
+		case !c.Has || added[s]:
+		case c.Had:
+			ops = append(ops, ipvs.Op{Verb: ipvs.Set, Server: s, Settings: c.Old.settings, Real: ipvs.Real{Addr: c.ID.real, Weight: c.Old.weight}})
+		default:
+			d.leaving = append(d.leaving, &change{ID: c.ID, Old: c.New, Had: true})
+		}
+	}
+	return errors.Join(d.remove(ctx, ops), d.leave(ctx))
 }
 
 // writeAll writes virtual servers in parts, after binding the addresses of some parts.
@@ -195,7 +215,7 @@ func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming
 				switch {
 				case c.ID.real.IsValid() != real:
 				case why != nil:
-					failures = append(failures, failure{Change: c, Err: why})
+					failures = append(failures, failure{Change: c, Err: why, Drift: errors.Is(why, unix.ENODEV)})
 				default:
 					list = append(list, c)
 				}

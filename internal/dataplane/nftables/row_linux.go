@@ -44,6 +44,14 @@ type object struct {
 // use up the memory of every node.
 const maxElements = 1 << 18
 
+// CheckSize returns an error if a row has more than maxElements.
+func CheckSize(sp *proxy.ServicePort) error {
+	if n := max(len(sp.Cluster), len(sp.Local)); n*len(sp.Frontends) > maxElements {
+		return fmt.Errorf("%d addresses with %d endpoints each are more than the %d elements that a service port may have", len(sp.Frontends), n, maxElements)
+	}
+	return nil
+}
+
 // renderRow renders a row. An error refuses the row.
 func (t *table) renderRow(r differ.Row) (renderedRow, error) {
 	sp := r.ServicePort
@@ -52,12 +60,11 @@ func (t *table) renderRow(r differ.Row) (renderedRow, error) {
 	}
 	var b *block
 	if t.translates(sp, r.Node) {
-		if n := max(len(sp.Cluster), len(sp.Local)); n*len(sp.Frontends) > maxElements {
-			return renderedRow{}, fmt.Errorf("%d addresses with %d endpoints each are more than the %d elements that a service port may have",
-				len(sp.Frontends), n, maxElements)
+		err := CheckSize(sp)
+		if err == nil {
+			b, err = t.blocks.ensure(sp)
 		}
-		var err error
-		if b, err = t.blocks.ensure(sp); err != nil {
+		if err != nil {
 			return renderedRow{}, err
 		}
 	}
