@@ -19,14 +19,14 @@ import (
 // IPv4 addresses get the route of an address only: for each address that is added, the
 // kernel walks all that the link has. [Dataplane.Run] adds them later.
 func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error) {
+	refused = map[netip.Addr]error{}
 	missing := slices.DeleteFunc(slices.Collect(maps.Keys(some)), func(a netip.Addr) bool { return d.ours[a] != nil })
-	if len(missing) == 0 {
-		return nil
-	}
-	refused = d.kernel.link.Route(missing...)
-	for _, a := range missing {
-		if refused[a] == nil {
-			d.own(a, a.Is6())
+	for part := range slices.Chunk(missing, bindAtOnce) { // after the link was deleted there may be thousands
+		maps.Copy(refused, d.kernel.link.Route(part...))
+		for _, a := range part {
+			if refused[a] == nil {
+				d.own(a, a.Is6())
+			}
 		}
 	}
 	return refused

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -59,9 +60,8 @@ func openKernel() (kernel, error) {
 	return k, err
 }
 
-func (k kernel) close() error {
-	err := k.link.Close()
-	for _, c := range []ipvs.Interface{k.servers, k.counted} {
+func (k kernel) close() (err error) {
+	for _, c := range []io.Closer{k.link, k.servers, k.counted} {
 		if c != nil {
 			err = errors.Join(err, c.Close())
 		}
@@ -113,7 +113,7 @@ type Dataplane struct {
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	k, err := openKernel()
 	if err != nil {
-		return nil, explain(err)
+		return nil, errors.Join(explain(err), k.close())
 	}
 	d := newDataplane(k, s)
 	if d.Dataplane, err = d.overlay().Open(ctx, s); err != nil {

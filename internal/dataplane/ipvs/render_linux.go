@@ -27,7 +27,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 	if r.Diff {
 		var err error
 		if k, err = openKernel(); err != nil {
-			return explain(err)
+			return errors.Join(explain(err), k.close())
 		}
 		defer func() { _ = k.close() }()
 	}

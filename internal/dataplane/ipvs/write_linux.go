@@ -236,7 +236,7 @@ func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming
 // because only a virtual server that was added gets some.
 const serversAtOnce = 16
 
-// bindAtOnce is of how many virtual servers addresses are bound at once, so that the
+// bindAtOnce is how many addresses are bound at once, so that the request fits any socket buffer, and the
 // kernel gets some IPv6 addresses ready while others are waited for.
 const bindAtOnce = 16 * serversAtOnce
 
