@@ -124,10 +124,10 @@ func (w *worker) runTodo() bool {
 	w.mu.Lock()
 	todo := w.todo
 	w.todo = nil
-	w.mu.Unlock()
-	if len(todo) > 0 {
+	if len(todo) > 0 { // before do adds another, whose wake-up this would take
 		_, _ = unix.Read(w.wake, make([]byte, 8))
 	}
+	w.mu.Unlock()
 	for _, f := range todo {
 		if f == nil {
 			return true

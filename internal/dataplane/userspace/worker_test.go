@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"runtime"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -79,6 +80,35 @@ func TestListenRetries(t *testing.T) {
 			t.Errorf("socket %d was refused: %d listeners on ports %v", fails, len(s.listeners), ports)
 		}
 		s.close()
+	}
+}
+
+// TestNoWakeUpIsLost passes functions to a worker while it takes those before: as long as it has
+// one, it must not wait for events.
+func TestNoWakeUpIsLost(t *testing.T) {
+	w, err := (&server{}).newWorker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds, atOnce = 5_000, 10
+	called := 0
+	for range rounds {
+		var others sync.WaitGroup
+		others.Go(func() {
+			for range atOnce {
+				w.do(func() { called++ })
+			}
+		})
+		for called = 0; called < atOnce; w.runTodo() {
+			w.mu.Lock()
+			waiting := len(w.todo)
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.wake), Events: unix.POLLIN}}, 0)
+			w.mu.Unlock()
+			if waiting > 0 && n == 0 {
+				t.Fatalf("%d functions wait until another is passed, error %v", waiting, err)
+			}
+		}
+		others.Wait()
 	}
 }
 
