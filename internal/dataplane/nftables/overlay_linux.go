@@ -137,11 +137,16 @@ func (t *table) socketBaseChains() []*chain {
 // openConnectionChains returns the base chains that send packets to sockets, with the rules
 // that open connections need.
 func (t *table) openConnectionChains() (in, out *chain) {
-	own := t.overlay.Sockets.Own
+	own, icmp := t.overlay.Sockets.Own, byte(unix.IPPROTO_ICMP)
+	if t.family == proxy.IPv6 {
+		icmp = unix.IPPROTO_ICMPV6
+	}
 	in = t.baseChain("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
 		t.rule().protocol().eq([]byte{unix.IPPROTO_TCP}).socketIsTransparent().setSocketMark().accept().comment("packets of an open connection"),
 		t.rule().protocol().eq([]byte{unix.IPPROTO_UDP}).socketIsTransparent().socketIsReady().setSocketMark().accept().
-			comment("datagrams of a connected socket"))
+			comment("datagrams of a connected socket"),
+		t.rule().protocol().eq([]byte{icmp}).socketIsTransparent().socketIsReady().setSocketMark().accept().
+			comment("ICMP errors about packets of such a socket"))
 	out = t.baseChain("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
 		t.rule().meta(expr.MetaKeyMARK).hasAny(own).newFlow().markFlow(own).comment("flows that the program begins"),
 		t.rule().meta(expr.MetaKeyMARK).hasAny(own).accept().comment("packets of the program"),

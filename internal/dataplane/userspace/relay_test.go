@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"syscall"
 	"testing"
@@ -605,6 +606,82 @@ func TestRestartKeepsSessions(t *testing.T) {
 		if open := n.count("userspace_connections", "UDP"); moved > 0 || open != many {
 			t.Errorf("with %d processors, %d of %d sessions moved, %v are open", processors, moved, many, open)
 		}
+	}
+}
+
+// TestPathMTU has a client download across a link with a smaller MTU than its own, which only the
+// ICMP errors of the router before it tell.
+func TestPathMTU(t *testing.T) {
+	n := newNode(t, relaySettings())
+	const size, mtu, table = 1 << 20, 1280, 100
+	n.listen(near, func(c *net.TCPConn) { _, _ = c.Write(make([]byte, size)); _ = c.Close() })
+	n.serve(proxy.TCP, near)
+	err := n.lab.Outside().Do(func() error { // packets of the node to the client take a turn
+		to := &net.IPNet{IP: client.AsSlice(), Mask: net.CIDRMask(32, 32)}
+		narrow := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "narrow", MTU: mtu, TxQLen: -1}, PeerName: "peer"}
+		if err := netlink.LinkAdd(narrow); err != nil {
+			return err
+		}
+		peer, err := netlink.LinkByName(narrow.PeerName)
+		if err != nil {
+			return err
+		}
+		before, after := netlink.NewRule(), netlink.NewRule()
+		before.IifName, before.Dst, before.Table, before.Priority = "eth0", to, table, 1
+		after.IifName, after.Table, after.Priority = narrow.PeerName, unix.RT_TABLE_LOCAL, 2
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv4/ip_early_demux", []byte("0"), 0), // what has a socket here is not forwarded
+			netlink.LinkSetUp(narrow), netlink.LinkSetUp(peer),
+			netlink.AddrAdd(narrow, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: to.Mask}}), // of the router
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: narrow.Index, State: netlink.NUD_PERMANENT, IP: to.IP, HardwareAddr: peer.Attrs().HardwareAddr}),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: narrow.Index, Dst: to, Table: table}),
+			netlink.RuleAdd(before), netlink.RuleAdd(after))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.Copy(io.Discard, n.dial(proxy.TCP)); got != size || err != nil {
+		t.Errorf("%d of %d bytes, error %v", got, size, err)
+	}
+}
+
+// TestUDPRefused ends the session of an endpoint that does not listen, also if that sends its ICMP
+// error to the client's address.
+func TestUDPRefused(t *testing.T) {
+	n := newNode(t, relaySettings())
+	six := netip.MustParseAddrPort("[fd00:10::9]:9")
+	if _, err := n.lab.AddPod("six", six.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	for i, tt := range []struct {
+		kind   proxy.Kind
+		at, to netip.AddrPort
+		from   netip.Addr
+	}{
+		{proxy.ClusterIP, vip, closed, client},
+		{proxy.LoadBalancer, vip, closed, client},
+		{proxy.LoadBalancer, netip.MustParseAddrPort("[fd00:30::1]:80"), six, netip.MustParseAddr("2001:db8:99::9")},
+	} {
+		s := n.state(proxy.UDP, tt.to)
+		sp := s.Rows[s.Keys()[0]]
+		sp.Frontends, sp.External, sp.Local = []proxy.Frontend{{Kind: tt.kind, Addr: tt.at}}, proxy.ScopeLocal, sp.Cluster
+		sp.Key.Family = proxy.FamilyOf(tt.from)
+		s = proxy.NewState()
+		s.Rows[sp.Key] = sp
+		if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
+			t.Fatal(err)
+		}
+		c, err := n.lab.Outside().Dial(t.Context(), proxy.UDP, tt.from, tt.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually("the refusal is counted", func() bool { return n.count("userspace_failed_dials_total", "refused") == float64(i+1) })
+		n.eventually("the session ends", func() bool { return n.count("userspace_connections", "UDP") == 0 })
 	}
 }
 

@@ -104,7 +104,10 @@ func partsText(types []Type, data string) string {
 	return strings.Join(parts, " . ")
 }
 
-var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+var protocolNames = map[byte]string{
+	unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp",
+	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "ipv6-icmp",
+}
 
 // text returns the text of a value, which has the length of the type.
 func (t Type) text(b []byte) string {
