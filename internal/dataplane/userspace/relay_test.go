@@ -576,6 +576,47 @@ func TestUDPSessions(t *testing.T) {
 	}
 }
 
+// TestAbsentNeighbour has a client that does not answer ARP: replies to others do not wait for it.
+func TestAbsentNeighbour(t *testing.T) {
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.answerUDP(near)
+	n.serve(proxy.UDP, near)
+	absent := netip.MustParseAddr("198.51.100.9")
+	err := n.lab.Node().Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		to := &net.IPNet{IP: absent.AsSlice(), Mask: net.CIDRMask(32, 32)}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK})
+	})
+	if err == nil {
+		err = n.lab.Outside().Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("8"), 0) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := n.lab.Outside().Dial(t.Context(), proxy.UDP, absent, vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for i := range uint64(600) { // with their headers, twice what a socket may send by default
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+		n.eventually("all but a few datagrams are relayed", func() bool {
+			s, _ := n.sample(proxy.UDP, near)
+			return s.Packets[proxy.In]+50 > i
+		})
+	}
+	if got, want := n.ask(n.dial(proxy.UDP)), fmt.Sprintf("%v %v\n", near, client); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // TestRestartKeepsSessions hands UDP sessions to a dataplane with more or fewer workers. A session
 // must go to the worker that receives its client's datagrams, or it would begin anew.
 func TestRestartKeepsSessions(t *testing.T) {

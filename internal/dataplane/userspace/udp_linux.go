@@ -178,7 +178,7 @@ func (w *worker) replyFrom(dst netip.AddrPort) *reply {
 	r := w.replies[dst]
 	if r == nil {
 		f := proxy.FamilyOf(dst.Addr())
-		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr)
+		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr, noSendLimit)
 		if err != nil {
 			return nil
 		}
