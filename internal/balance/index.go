@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"sluice/internal/proxy"
 )
@@ -18,6 +19,8 @@ type frontend struct {
 
 // Index finds the service that a connection is for. Its methods may be called concurrently.
 type Index struct {
+	Version atomic.Uint64 // incremented whenever a row or a frontend may have changed
+
 	mu        sync.RWMutex
 	services  map[proxy.PortKey]*Service
 	frontends map[frontend]*Service
@@ -66,6 +69,7 @@ func (x *Index) Keys() []proxy.PortKey {
 func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (remove func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.Version.Add(1)
 	type former struct {
 		*Service
 		frontends []proxy.Frontend
@@ -97,6 +101,7 @@ func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 	return func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
+		x.Version.Add(1)
 		for _, f := range all {
 			x.removeOld(f.Service, f.frontends)
 		}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"sluice/internal/proxy"
@@ -24,7 +23,6 @@ type Service struct {
 
 	mu      sync.Mutex
 	row     *proxy.ServicePort // nil if the service is in no index
-	Version atomic.Uint64      // incremented whenever the row changes
 	turn    uint64             // of round robin and least connections
 	clients map[Client]Remembered
 	open    map[netip.AddrPort]int    // connections, by endpoint
@@ -60,7 +58,6 @@ func (s *Service) set(row *proxy.ServicePort) {
 	defer s.mu.Unlock()
 	s.row, s.shares, s.maglev = row, [2]*shares{}, [2]*maglevTable{}
 	s.slots, s.serving = [2]map[netip.AddrPort]int{}, nil
-	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
 	}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -573,6 +574,34 @@ func TestUDPSessions(t *testing.T) {
 	}
 	if open := n.count("userspace_connections", "UDP"); open > 4 {
 		t.Errorf("%v sessions; want 4 at most", open)
+	}
+}
+
+// TestMovedFrontend moves an address to another Service: a client's next datagram goes there.
+func TestMovedFrontend(t *testing.T) {
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.answerUDP(near, other)
+	c := n.dial(proxy.UDP)
+	for i, endpoint := range []netip.AddrPort{near, other} {
+		s := proxy.NewState()
+		for k, at := range []netip.AddrPort{near, other} {
+			for key, sp := range n.state(proxy.UDP, at).Rows {
+				key.Name += fmt.Sprint(k)
+				sp.Key, sp.Frontends[0].Addr = key, netip.AddrPortFrom(vip.Addr().Next(), uint16(81+k))
+				if k == i {
+					sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: vip})
+				}
+				s.Rows[key] = sp
+			}
+		}
+		if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.ask(c); !strings.HasPrefix(got, endpoint.String()) {
+			t.Errorf("got %q, want %v", got, endpoint)
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ type session struct {
 	sessionState
 	service *balance.Service
 	meter   *meter
-	version uint64 // of the service, when the endpoint was last found to serve
+	version uint64 // of the index, when the endpoint was last found to serve
 	fd      int    // connected to the endpoint
 	reply   *reply
 	used    time.Time
@@ -120,10 +120,11 @@ func (s *session) begin(w *worker) bool {
 	return true
 }
 
-// alive reports whether the session's endpoint still serves, and ends the session if not.
+// alive reports whether the frontend is still that of the session's Service and the endpoint still
+// serves, and ends the session if not.
 func (s *session) alive(w *worker) bool {
-	if v := s.service.Version.Load(); v != s.version {
-		if !s.service.Serves(s.Endpoint) {
+	if v := w.index.Version.Load(); v != s.version {
+		if w.index.Find(proxy.UDP, s.Dst) != s.service || !s.service.Serves(s.Endpoint) {
 			s.end(w)
 			return false
 		}
