@@ -248,6 +248,22 @@ func TestResetIsHandedOn(t *testing.T) {
 	reset(<-at, c)
 }
 
+// TestResetWhileBlocked has a client reset its connection while its endpoint does not read, so that
+// there are bytes that cannot be copied.
+func TestResetWhileBlocked(t *testing.T) {
+	n := newNode(t, relaySettings())
+	at := make(chan *net.TCPConn, 1)
+	n.listen(near, func(c *net.TCPConn) { at <- c })
+	n.serve(proxy.TCP, near)
+	c := n.dial(proxy.TCP).(*net.TCPConn)
+	defer func() { _ = (<-at).Close() }()
+	_ = c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	_, _ = io.Copy(c, zeros{})
+	_ = c.SetLinger(0)
+	_ = c.Close()
+	n.eventually("the connection ends", func() bool { return n.count("userspace_connections", "TCP") == 0 })
+}
+
 // addSilent adds a pod that does not reply.
 func (n *testNode) addSilent() {
 	n.Helper()

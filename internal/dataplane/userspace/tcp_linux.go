@@ -199,9 +199,12 @@ func (c *connection) relay(w *worker) {
 		}
 		more = more || again
 	}
-	if c.Shut[client] && c.Shut[endpoint] {
+	switch {
+	case c.Shut[client] && c.Shut[endpoint]:
 		c.end(w, false)
-	} else if more && !c.busy {
+	case !more && c.failed[client]: // its bytes may wait for ever for an endpoint that does not read
+		c.end(w, true)
+	case more && !c.busy:
 		c.busy = true
 		w.busy = append(w.busy, c)
 	}
