@@ -32,11 +32,11 @@ func (l *listener) sameKind(o *listener) bool {
 
 // ready accepts connections or receives datagrams.
 func (l *listener) ready(w *worker, _ int, _ uint32) {
-	take := l.accept
+	take, rounds := l.accept, maxRounds
 	if l.Protocol == proxy.UDP {
-		take = l.receive
+		take, rounds = l.receive, maxDatagrams
 	}
-	for range maxRounds {
+	for range rounds {
 		switch err := take(w); err {
 		case nil, unix.ECONNABORTED, unix.EINTR:
 			continue
@@ -215,7 +215,7 @@ func (c *connection) relay(w *worker) {
 // send without end while others wait.
 func (c *connection) flush(w *worker, from int) {
 	c.readable[from] = true // its event may not have been received yet
-	for range maxRounds {
+	for range maxFlush {
 		if again, err := c.move(w, from); err != nil || !again {
 			return
 		}
@@ -229,7 +229,7 @@ const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 // so if reading would block, that is because there is nothing to read, not because the pipe is
 // full.
 func (c *connection) move(w *worker, from int) (more bool, err error) {
-	for range maxRounds {
+	for range maxCopies {
 		if c.Held[from] == 0 && !c.Ended[from] {
 			err := error(unix.EAGAIN)
 			if c.readable[from] {

@@ -13,11 +13,14 @@ import (
 )
 
 const (
-	maxEvents   = 256                    // handled per call of epoll_wait
-	maxRounds   = 16                     // of one socket before others get a turn
-	acceptPause = 100 * time.Millisecond // when no descriptor is available for a connection
-	pipeSize    = 256 << 10              // how much a slow peer can make us buffer, in each direction
-	sparePipes  = 64                     // empty pipes that a worker keeps
+	maxEvents    = 256                    // handled per call of epoll_wait
+	maxRounds    = 16                     // of one socket before others get a turn
+	maxDatagrams = 256                    // likewise, of a listener: its buffer holds those of all clients, and only a few hundred
+	maxCopies    = 2                      // pipes full, likewise: who sends little waits for all that copy much
+	maxFlush     = 128                    // turns of the other direction, when one has failed
+	acceptPause  = 100 * time.Millisecond // when no descriptor is available for a connection
+	pipeSize     = 256 << 10              // how much a slow peer can make us buffer, in each direction
+	sparePipes   = 64                     // empty pipes that a worker keeps
 )
 
 // worker serves connections on one thread. All its system calls are non-blocking, so no connection
