@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -397,11 +398,21 @@ func TestLimitOfConnections(t *testing.T) {
 	n.eventually("there is room again", func() bool { return n.try("hello") == nil })
 }
 
-// TestFileLimit lets new connections wait without descriptors, and serve them later.
+// TestFileLimit lets new connections wait without descriptors, and serves them later. Open ones and
+// UDP sessions go on.
 func TestFileLimit(t *testing.T) {
-	n := newNode(t, relaySettings())
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
 	n.listen(near, echo)
-	n.serve(proxy.TCP, near)
+	n.answerUDP(near)
+	s := n.state(proxy.TCP, near)
+	maps.Copy(s.Rows, n.state(proxy.UDP, near).Rows)
+	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
+		t.Fatal(err)
+	}
+	session := n.dial(proxy.UDP)
+	n.ask(session)
 	first := n.dial(proxy.TCP)
 	if err := says(first, "hello"); err != nil {
 		t.Fatal(err)
@@ -432,6 +443,13 @@ func TestFileLimit(t *testing.T) {
 	n.eventually("the shortage is counted", func() bool { return n.count("userspace_refused_clients_total", "limit of open files") > 0 })
 	if again := says(first, "still"); again != nil {
 		t.Errorf("an open connection suffers: %v", again)
+	}
+	began := time.Now()
+	for range 20 {
+		n.ask(session)
+	}
+	if took := time.Since(began); took > time.Second { // a pause for each is twice as long
+		t.Errorf("20 datagrams of an open session took %v", took)
 	}
 	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
 		t.Fatal(err)

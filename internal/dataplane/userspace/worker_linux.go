@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/proxy"
 )
 
 const (
@@ -183,7 +185,8 @@ func (w *worker) makeRoom() {
 	}
 }
 
-// setAccepting resumes accepting connections, or pauses it for acceptPause.
+// setAccepting resumes accepting connections, or pauses it for acceptPause. Datagrams are received
+// all the same: those of existing sessions need no descriptor.
 func (w *worker) setAccepting(on bool) {
 	w.pausedUntil = time.Time{}
 	events := uint32(unix.EPOLLIN)
@@ -191,7 +194,7 @@ func (w *worker) setAccepting(on bool) {
 		w.pausedUntil, events = time.Now().Add(acceptPause), 0
 	}
 	for fd, s := range w.sockets {
-		if l, ok := s.socket.(*listener); ok {
+		if l, ok := s.socket.(*listener); ok && l.Protocol == proxy.TCP {
 			_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, l.fd, &unix.EpollEvent{Fd: fd, Pad: s.number, Events: events})
 		}
 	}
