@@ -611,6 +611,31 @@ func TestUDPSessions(t *testing.T) {
 	}
 }
 
+// TestPortsOfTheNode checks that sessions keep no process of the node from its port.
+func TestPortsOfTheNode(t *testing.T) {
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.answerUDP(near)
+	n.serve(proxy.UDP, near)
+	for range 200 {
+		n.ask(n.dial(proxy.UDP))
+	}
+	err := n.lab.Node().Do(func() error {
+		for port := 11_000; port < 61_000; port += 5 {
+			l, err := net.ListenPacket("udp4", fmt.Sprint(":", port))
+			if err != nil {
+				return err
+			}
+			l.Close()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMovedFrontend moves an address to another Service: a client's next datagram goes there.
 func TestMovedFrontend(t *testing.T) {
 	r := relaySettings()

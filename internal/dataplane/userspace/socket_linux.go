@@ -172,7 +172,7 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		w.subnets.share(client.Addr(), to.Addr.Addr()):
 		sources = []netip.AddrPort{{}}
 	case p == proxy.UDP:
-		sources = append(lowPorts(client.Addr()), client)
+		sources = append(highPorts(client.Addr()), client)
 	}
 	for _, source := range sources {
 		options := []option{transparent[f]}
@@ -200,12 +200,13 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	return -1, err
 }
 
-// lowPorts returns random ports below the default range of ephemeral ports, which clients do not
-// get unless they ask for them.
-func lowPorts(a netip.Addr) (out []netip.AddrPort) {
-	const first, end, tries = 1024, 32768, 8
+// highPorts returns random ports above the default range of ephemeral ports, which clients do not
+// get unless they ask for them. Nor do processes of this node listen there, as many do below that
+// range: a port of a session cannot be bound at the wildcard address, as that of VXLAN is.
+func highPorts(a netip.Addr) (out []netip.AddrPort) {
+	const first, end, tries = 61000, 1 << 16, 8
 	for range tries {
-		out = append(out, netip.AddrPortFrom(a, first+rand.N[uint16](end-first)))
+		out = append(out, netip.AddrPortFrom(a, uint16(first+rand.N(end-first))))
 	}
 	return out
 }
