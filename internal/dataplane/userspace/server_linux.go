@@ -86,13 +86,19 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	return s, nil
 }
 
-// exhausted counts a client that could not be served for lack of descriptors or memory, and logs
-// the first.
-func (s *server) exhausted(err error) {
+// exhausted reports whether an error is a lack of descriptors or memory. If so, it counts the client
+// that is not served, and logs the first.
+func (s *server) exhausted(err error) bool {
+	switch err {
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+	default:
+		return false
+	}
 	s.refused[noDescriptor].Add(1)
 	s.logExhausted.Do(func() {
-		s.log.Error(err, "No descriptors for new connections to Services, they wait until others end; raise the limit of open files", "limit", s.limit)
+		s.log.Error(err, "No descriptors for new connections to Services, they wait until others end or are reset; raise the limit of open files", "limit", s.limit)
 	})
+	return true
 }
 
 // countFailedDial counts an endpoint that could not be connected to.

@@ -40,11 +40,12 @@ func (l *listener) ready(w *worker, _ int, _ uint32) {
 		switch err := take(w); err {
 		case nil, unix.ECONNABORTED, unix.EINTR:
 			continue
-		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			w.exhausted(err)
-			w.setAccepting(false)
+		default:
+			if w.exhausted(err) {
+				w.setAccepting(false)
+			}
+			return
 		}
-		return
 	}
 }
 
@@ -154,6 +155,11 @@ func (c *connection) dial(w *worker) {
 		}
 		c.Endpoint, c.began = e, time.Now()
 		fd, err := w.connect(proxy.TCP, c.Client, e, c.Masquerade)
+		if w.exhausted(err) { // no endpoint is to blame
+			c.service.Release(e.Addr)
+			c.end(w, true)
+			return
+		}
 		if err != nil {
 			c.dialFailed(w, err)
 			continue
@@ -272,7 +278,7 @@ func unlessBlocked(err error) error {
 func (c *connection) fill(w *worker, from int) (err error) {
 	if c.pipes[from] == nil {
 		if c.pipes[from], err = w.getPipe(); err != nil {
-			w.refused[noDescriptor].Add(1)
+			w.exhausted(err)
 			return err
 		}
 	}

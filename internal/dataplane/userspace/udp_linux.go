@@ -94,8 +94,11 @@ func (l *listener) session(w *worker, f flow) *session {
 			}
 			return nil
 		}
-		w.countFailedDial(err)
 		s.service.Release(e.Addr)
+		if w.exhausted(err) { // no endpoint is to blame
+			return nil
+		}
+		w.countFailedDial(err)
 		tried = append(tried, e.Addr)
 	}
 	w.refused[noEndpoint].Add(1)

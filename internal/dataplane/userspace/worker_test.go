@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -216,6 +217,44 @@ func TestTurnsAreShort(t *testing.T) {
 		t.Errorf("%d bytes copied in one turn, more: %v, error %v; want %d at most", copied, more, err, limit)
 	}
 	c.release(s.workers[0], client)
+}
+
+// TestNoDescriptorForEndpoint checks that a lack of descriptors is not blamed on endpoints: none is
+// counted as unreachable, and session affinity keeps the client's.
+func TestNoDescriptorForEndpoint(t *testing.T) {
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	s.socket = func(int, int, int) (int, error) { return -1, unix.EMFILE }
+	row := &proxy.ServicePort{Affinity: time.Hour, Frontends: []proxy.Frontend{{Addr: netip.MustParseAddrPort("172.30.0.1:53")}}}
+	for _, a := range []string{"10.0.0.1:80", "10.0.0.2:80"} {
+		row.Cluster = append(row.Cluster, proxy.Endpoint{Addr: netip.MustParseAddrPort(a)})
+	}
+	row.Key.Protocol = proxy.UDP
+	s.index.Update([]proxy.PortKey{row.Key}, map[proxy.PortKey]*proxy.ServicePort{row.Key: row})
+	service, from := s.index.Get(row.Key), netip.MustParseAddrPort("10.0.0.9:40000")
+	had, _ := service.Choose(from.Addr(), proxy.ScopeCluster, nil)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(fds[1:])
+	w := s.workers[0]
+	c := &connection{connectionState: connectionState{Client: from}, service: service, fds: [2]int{fds[0], -1}}
+	c.watch(w, client)
+	c.dial(w)
+	(&listener{}).session(w, flow{from, row.Frontends[0].Addr})
+	if n := s.refused[noDescriptor].Load(); n != 2 || c.fds[client] >= 0 {
+		t.Errorf("%d clients are refused for lack of descriptors, want 2; the connection ended: %v", n, c.fds[client] < 0)
+	}
+	if n := s.failed[dialUnreachable].Load(); n > 0 {
+		t.Errorf("%d endpoints count as unreachable", n)
+	}
+	if got := service.RememberedEndpoint(from.Addr(), proxy.ScopeCluster); got != had.Addr {
+		t.Errorf("the client's endpoint was %v and is now %v", had.Addr, got)
+	}
 }
 
 // TestSessionWithoutWatch checks that a session that cannot be watched leaves nothing behind.
