@@ -611,6 +611,51 @@ func TestUDPSessions(t *testing.T) {
 	}
 }
 
+// TestPortIsTaken has processes of the node listen on the numbers of a Service's ports: clients are
+// served if the process shares the port, and counted otherwise.
+func TestPortIsTaken(t *testing.T) {
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.answerUDP(near)
+	options := []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT, unix.SO_BROADCAST}
+	s := n.state(proxy.UDP, near)
+	sp := s.Rows[s.Keys()[0]]
+	for i, option := range options {
+		at := netip.AddrPortFrom(vip.Addr(), uint16(5353+i))
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.ClusterIP, Addr: at})
+		err := n.lab.Node().Do(func() error {
+			c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+				return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, 1) })
+			}}
+			l, err := c.ListenPacket(t.Context(), "udp4", fmt.Sprint(":", at.Port()))
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
+		t.Fatal(err)
+	}
+	for i, option := range options {
+		c, err := n.lab.Outside().Dial(t.Context(), proxy.UDP, client, sp.Frontends[1+i].Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if _ = c.SetDeadline(time.Now().Add(waitLimit)); option != unix.SO_BROADCAST {
+			n.ask(c)
+		} else if _, err := c.Write([]byte("?")); err != nil {
+			t.Error(err)
+		}
+	}
+	n.eventually("the last client is counted", func() bool { return n.count("userspace_refused_clients_total", "no socket for replies") == 1 })
+}
+
 // TestPortsOfTheNode checks that sessions keep no process of the node from its port.
 func TestPortsOfTheNode(t *testing.T) {
 	r := relaySettings()

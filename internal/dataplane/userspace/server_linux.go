@@ -32,6 +32,7 @@ type server struct {
 	subnets      subnets
 	limit        int64 // of connections, and of sessions
 	logExhausted sync.Once
+	logNoReply   sync.Once
 	log          klog.Logger
 
 	open    map[proxy.Protocol]*atomic.Int64
@@ -46,6 +47,7 @@ const (
 	noService       = "no Service has the address"
 	connectionLimit = "limit of connections"
 	noDescriptor    = "limit of open files"
+	noReply         = "no socket for replies"
 	noEndpoint      = "no endpoint connects"
 	urgentData      = "TCP urgent data"
 	dialRefused     = "refused"
@@ -58,7 +60,7 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	s := &server{
 		Relay: r, families: families, index: balance.NewIndex(), socket: unix.Socket,
 		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
-		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}, urgentData: {}},
+		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noReply: {}, noEndpoint: {}, urgentData: {}},
 		failed:  map[string]*atomic.Int64{dialRefused: {}, dialTimeout: {}, dialUnreachable: {}},
 		meters:  meters{of: map[meterKey]*meter{}},
 	}
@@ -90,7 +92,7 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 // that is not served, and logs the first.
 func (s *server) exhausted(err error) bool {
 	switch err {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ENOSPC: // the last is for epoll's watches
 	default:
 		return false
 	}

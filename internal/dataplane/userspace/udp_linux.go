@@ -108,11 +108,17 @@ func (l *listener) session(w *worker, f flow) *session {
 // begin registers a session that has an endpoint. If that fails, it closes the session's socket and
 // returns false.
 func (s *session) begin(w *worker) bool {
-	if w.watch(s.fd, s, unix.EPOLLIN) == nil {
-		s.reply = w.replyFrom(s.Dst)
+	err := w.watch(s.fd, s, unix.EPOLLIN)
+	if err == nil {
+		s.reply, err = w.replyFrom(s.Dst)
 	}
-	if s.reply == nil {
-		w.refused[noDescriptor].Add(1)
+	if err != nil {
+		if !w.exhausted(err) {
+			w.refused[noReply].Add(1)
+			w.logNoReply.Do(func() {
+				w.log.Error(err, "Cannot send replies from the address of a UDP Service: a process of this node has its port, or the daemon lacks CAP_NET_BIND_SERVICE", "address", s.Dst)
+			})
+		}
 		s.service.Release(s.Endpoint)
 		w.close(s.fd)
 		return false
@@ -176,23 +182,23 @@ func (s *session) end(w *worker) {
 	}
 }
 
-// replyFrom returns the socket that replies are sent from for a frontend, or nil if it cannot be
-// opened.
-func (w *worker) replyFrom(dst netip.AddrPort) *reply {
+// replyFrom returns the socket that replies are sent from for a frontend. It cannot be opened while
+// a process of the node has the port at the wildcard address, unless that process shares it too.
+func (w *worker) replyFrom(dst netip.AddrPort) (*reply, error) {
 	r := w.replies[dst]
 	if r == nil {
 		f := proxy.FamilyOf(dst.Addr())
-		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr, noSendLimit)
+		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr, sharePort, noSendLimit)
 		if err != nil {
-			return nil
+			return nil, err
 		}
-		if connectUDP(fd, unusedAddrs[f]) != nil {
+		if err := connectUDP(fd, unusedAddrs[f]); err != nil {
 			_ = unix.Close(fd)
-			return nil
+			return nil, err
 		}
 		r = &reply{fd: fd}
 		w.replies[dst] = r
 	}
 	r.sessions++
-	return r
+	return r, nil
 }
