@@ -92,11 +92,6 @@ func (s *server) handOver(to *net.UnixConn) {
 		send(handoverMessage{Listener: l}, l.fd)
 	}
 	s.listeners = nil
-	for x := range s.index.All {
-		for client, r := range x.Clients {
-			send(handoverMessage{Client: &affinityEntry{x.Key, client.Addr, client.Scope, r.Endpoint, time.Since(r.Used)}})
-		}
-	}
 	for _, w := range s.workers {
 		for fd, x := range w.sockets {
 			switch x := x.socket.(type) {
@@ -112,6 +107,12 @@ func (s *server) handOver(to *net.UnixConn) {
 			_ = unix.Close(r.fd)
 		}
 		clear(w.sockets)
+	}
+	// They come last because they may be so many that the successor does not wait for all.
+	for x := range s.index.All {
+		for client, r := range x.Clients {
+			send(handoverMessage{Client: &affinityEntry{x.Key, client.Addr, client.Scope, r.Endpoint, time.Since(r.Used)}})
+		}
 	}
 }
 
@@ -214,15 +215,26 @@ func (c *connection) resume(w *worker, fds []int) {
 		closeAll(fds)
 		return
 	}
-	if len(fds) == 0 {
+	pipes := 0
+	for _, n := range c.Held {
+		if n != 0 {
+			pipes++
+		}
+	}
+	switch {
+	case len(fds) == 0 && pipes == 0:
 		c.dial(w)
+		return
+	case len(fds) < 1+2*pipes: // bytes are lost
+		closeAll(fds)
+		c.end(w, true)
 		return
 	}
 	c.fds[endpoint], fds = fds[0], fds[1:]
 	c.service.Acquire(c.Endpoint.Addr)
 	c.meter = w.countConnection(c.Key, c.Endpoint.Addr)
 	for i := range c.pipes {
-		if c.Held[i] > 0 && len(fds) >= 2 {
+		if c.Held[i] != 0 {
 			c.pipes[i], fds = newPipe(fds[0], fds[1]), fds[2:]
 		}
 	}

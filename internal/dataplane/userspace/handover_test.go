@@ -11,7 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/internal/balance"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
@@ -40,36 +43,96 @@ func TestHandoverOfAffinity(t *testing.T) {
 	t.Error("the client is not known")
 }
 
-// TestPredecessorStalls checks that a predecessor that stops sending, or ends, does not stop its
-// successor from starting.
-func TestPredecessorStalls(t *testing.T) {
+// handoverPair returns the two ends of a handover.
+func handoverPair(t *testing.T) (predecessor, successor *net.UnixConn) {
+	t.Helper()
 	at := &net.UnixAddr{Net: "unixpacket", Name: filepath.Join(t.TempDir(), "relay")}
 	l, err := net.ListenUnix(at.Net, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	connect := func() (predecessor, successor *net.UnixConn) {
-		successor, err := net.DialUnix(at.Net, nil, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if predecessor, err = l.AcceptUnix(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _, _ = predecessor.Close(), successor.Close() })
-		return predecessor, successor
+	defer l.Close()
+	if successor, err = net.DialUnix(at.Net, nil, at); err != nil {
+		t.Fatal(err)
 	}
-	_, c := connect()
+	if predecessor, err = l.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = predecessor.Close(), successor.Close() })
+	return predecessor, successor
+}
+
+// TestPredecessorStalls checks that a predecessor that stops sending, or ends, does not stop its
+// successor from starting.
+func TestPredecessorStalls(t *testing.T) {
+	_, c := handoverPair(t)
 	if err := c.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	if err := (&server{}).receiveHandover(c); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a predecessor that stalls: error %v; want a time-out", err)
 	}
-	predecessor, c := connect()
+	predecessor, c := handoverPair(t)
 	_ = predecessor.Close()
 	if err := (&server{}).receiveHandover(c); err != nil {
 		t.Errorf("a predecessor that ends: %v", err)
+	}
+}
+
+// TestConnectionsAreSentFirst checks that connections do not wait until very many remembered clients
+// are sent.
+func TestConnectionsAreSentFirst(t *testing.T) {
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	key := proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "web", Protocol: proxy.TCP}}
+	s.index.Update([]proxy.PortKey{key}, map[proxy.PortKey]*proxy.ServicePort{key: {Key: key, Affinity: time.Hour}})
+	s.index.Get(key).Restore(balance.Client{Addr: netip.MustParseAddr("10.0.0.9")}, balance.Remembered{Used: time.Now()})
+	c, peer := halfConnection(t)
+	c.fds[endpoint] = peer
+	s.workers[0].sockets[int32(c.fds[client])] = watched{socket: c}
+	predecessor, successor := handoverPair(t)
+	s.handOver(predecessor)
+	if err := successor.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 1<<10)
+	for i, want := range []string{"Connection", "Client"} {
+		n, _, _, _, err := successor.ReadMsgUnix(b, nil)
+		if err != nil || !strings.HasPrefix(string(b[:n]), `{"`+want+`":`) {
+			t.Errorf("message %d is %s, error %v; want a %s", i, b[:n], err, want)
+		}
+	}
+}
+
+// halfConnection returns a connection without an endpoint, and the client's descriptor.
+func halfConnection(t *testing.T) (c *connection, peer int) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &connection{service: balance.NewService(proxy.PortKey{}), fds: [2]int{fds[0], -1}}, fds[1]
+}
+
+// TestBytesWithoutPipe ends a connection if the predecessor did not send the pipe that holds its
+// bytes.
+func TestBytesWithoutPipe(t *testing.T) {
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	for _, sent := range []int{0, 1} { // of the descriptors besides the client's
+		c, peer := halfConnection(t)
+		fds := []int{peer}
+		c.Held[client] = 1
+		c.resume(s.workers[0], fds[:sent])
+		if c.fds[client] >= 0 || s.open[proxy.TCP].Load() != 0 {
+			t.Errorf("with %d descriptors it goes on", sent)
+		}
+		closeAll(fds[sent:])
 	}
 }
