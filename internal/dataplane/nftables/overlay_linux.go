@@ -249,9 +249,9 @@ func (r *rule) dnatTo(a netip.Addr) *rule {
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.t.Table.Family), RegAddrMin: firstRegister})
 }
 
-// loopback returns the address that the program's sockets are bound to. Other hosts cannot
+// SocketAddr returns the address that the program's sockets are bound to. Other hosts cannot
 // send to it, and forwarded packets do not match the sockets.
-func loopback(f proxy.Family) netip.Addr {
+func SocketAddr(f proxy.Family) netip.Addr {
 	if f == proxy.IPv6 {
 		return netip.IPv6Loopback()
 	}
@@ -264,7 +264,7 @@ func (r *rule) tproxy(port uint16) *rule {
 	family := byte(r.t.Table.Family)
 	at := nft.Register(r.addrWords())
 	r.add(
-		&expr.Immediate{Register: firstRegister, Data: loopback(r.t.family).AsSlice()},
+		&expr.Immediate{Register: firstRegister, Data: SocketAddr(r.t.family).AsSlice()},
 		&expr.Immediate{Register: at, Data: []byte{byte(port >> 8), byte(port)}},
 		&expr.TProxy{Family: family, TableFamily: family, RegAddr: firstRegister, RegPort: at})
 	return r.setSocketMark().accept()

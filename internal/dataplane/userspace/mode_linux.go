@@ -26,9 +26,10 @@ func overlay(s *nftables.Sockets) nftables.Overlay {
 	return nftables.Overlay{Table: "sluice-userspace", Sockets: s, Takes: takes}
 }
 
-// unknownPorts returns the overlay with placeholder ports, for use before the listeners are open.
-func unknownPorts() nftables.Overlay {
-	return overlay(&nftables.Sockets{Ports: [2][2]uint16{{1, 2}, {3, 4}}})
+// usualPorts returns the overlay with the ports that are used if no other process has them, for use
+// before the listeners are open.
+func usualPorts() nftables.Overlay {
+	return overlay(&nftables.Sockets{Ports: [2][2]uint16{{firstPort, firstPort + 1}, {firstPort + 2, firstPort + 3}}})
 }
 
 // Mode returns the userspace mode.
@@ -39,14 +40,14 @@ func Mode() mode.Mode {
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.Random, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev},
 		Weights:   true,
 		Drains:    true,
-		Prepare:   unknownPorts().Prepare,
-		Traces:    unknownPorts().Traces,
+		Prepare:   usualPorts().Prepare,
+		Traces:    usualPorts().Traces,
 	}
 }
 
 // Probe returns the families that the kernel supports.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-	can, err := unknownPorts().Probe(ctx, s)
+	can, err := usualPorts().Probe(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("mode userspace needs nf_tables with nft_tproxy and nft_socket: %w", err)
 	}
@@ -62,12 +63,12 @@ func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) (remove
 	}
 	running, err := mode.RelayRuns()
 	if err == nil && running {
-		err = errors.Join(unknownPorts().Reduce(ctx), fmt.Errorf("keep the rules of mode userspace, because a former daemon still relays connections: %w", proxy.ErrDraining))
+		err = errors.Join(usualPorts().Reduce(ctx), fmt.Errorf("keep the rules of mode userspace, because a former daemon still relays connections: %w", proxy.ErrDraining))
 	}
 	if err != nil {
 		return nil, err
 	}
-	removed, err = unknownPorts().Cleanup(ctx, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
+	removed, err = usualPorts().Cleanup(ctx, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
 	for _, f := range proxy.Families {
 		done, failed := routing.Remove(f == proxy.IPv6)
 		if err = errors.Join(err, failed); done {

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"sluice/internal/dataplane/mode"
-	"sluice/internal/dataplane/nftables"
 	"sluice/internal/proxy"
 )
 
@@ -24,7 +23,5 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		}
 	}
 	r.Refused(refused)
-	return overlay(&nftables.Sockets{
-		Ports: [2][2]uint16{{firstPort, firstPort + 1}, {firstPort + 2, firstPort + 3}},
-	}).Render(ctx, r)
+	return usualPorts().Render(ctx, r)
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/nftables"
 	"sluice/internal/proxy"
 )
 
@@ -21,9 +22,6 @@ const (
 	backlog             = 4096
 	keepAlive           = 5 * time.Minute // of silence before a TCP peer is probed
 )
-
-// loopback are the addresses of the listeners, so that they cannot be reached without the rules.
-var loopback = [...]netip.Addr{proxy.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), proxy.IPv6: netip.IPv6Loopback()}
 
 // option is a socket option and its value.
 type option struct{ level, name, value int }
@@ -147,7 +145,7 @@ func (s *server) openListener(l *listener) (err error) {
 	if l.Protocol == proxy.UDP {
 		options = append(options, originalDst[l.family])
 	}
-	if l.fd, err = s.openSocket(l.Protocol, l.family, netip.AddrPortFrom(loopback[l.family], l.Port), options...); err != nil {
+	if l.fd, err = s.openSocket(l.Protocol, l.family, netip.AddrPortFrom(nftables.SocketAddr(l.family), l.Port), options...); err != nil {
 		return err
 	}
 	s.add(l)
