@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -33,10 +32,6 @@ var (
 	only6       = option{unix.SOL_IPV6, unix.IPV6_V6ONLY, 1}
 	sharePort   = option{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1}
 	shareAddr   = option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}
-	// The replies to all clients of a frontend leave by one socket: those that the kernel keeps while
-	// it looks for one client's hardware address must not use up its buffer. The kernel bounds them
-	// for each neighbour (unres_qlen_bytes), as it does when it forwards.
-	noSendLimit = option{unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, math.MaxInt32}
 	// Rules do not redirect packets of sockets with this mark, and deliver to a UDP socket that has
 	// it the datagrams it is connected for.
 	own = option{unix.SOL_SOCKET, unix.SO_MARK, ownMark}

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"container/list"
+	"math"
 	"net/netip"
 	"syscall"
 	"time"
@@ -188,10 +189,14 @@ func (w *worker) replyFrom(dst netip.AddrPort) (*reply, error) {
 	r := w.replies[dst]
 	if r == nil {
 		f := proxy.FamilyOf(dst.Addr())
-		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr, sharePort, noSendLimit)
+		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr, sharePort)
 		if err != nil {
 			return nil, err
 		}
+		// The replies that the kernel keeps while it looks for one client's hardware address must not
+		// use up the buffer of all. The kernel bounds them for each neighbour (unres_qlen_bytes), as
+		// it does when it forwards. In a user namespace it does not allow this.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, math.MaxInt32)
 		if err := connectUDP(fd, unusedAddrs[f]); err != nil {
 			_ = unix.Close(fd)
 			return nil, err
