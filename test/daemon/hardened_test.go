@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 )
 
 // hardened are the capabilities that docs/security.md names, and the seccomp
@@ -27,7 +29,7 @@ var hardened = []struct {
 	{"nftables", "nftables", "sluice.json", []string{"net_admin"}},
 	{"iptables", "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
 	{legacy, "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
-	{"userspace", "userspace", "sluice.json", []string{"net_admin"}},
+	{"userspace", "userspace", "sluice.json", []string{"net_admin", "net_bind_service"}},
 	{"ebpf", "ebpf", "sluice-ebpf.json", []string{"net_admin", "bpf", "perfmon"}},
 }
 
@@ -35,7 +37,8 @@ var hardened = []struct {
 const legacy = "iptables-legacy"
 
 var capabilityBits = map[string]int{
-	"net_admin": unix.CAP_NET_ADMIN, "net_raw": unix.CAP_NET_RAW, "bpf": unix.CAP_BPF, "perfmon": unix.CAP_PERFMON,
+	"net_admin": unix.CAP_NET_ADMIN, "net_raw": unix.CAP_NET_RAW, "net_bind_service": unix.CAP_NET_BIND_SERVICE,
+	"bpf": unix.CAP_BPF, "perfmon": unix.CAP_PERFMON,
 }
 
 // confinement is how a container runtime starts the daemon: the root file system
@@ -73,8 +76,18 @@ func TestHardened(t *testing.T) {
 			}
 			wrap := s.confined(tt.profile, tt.capabilities)
 			s.write("web.yaml", service("web", clusterIP, podA))
+			udp, err := s.pods[podA].Listen(proxy.UDP, netip.AddrPortFrom(podA, 8080))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { udp.Close() })
+			s.write("udp.yaml", strings.ReplaceAll(service("udp", secondIP, podA), "name: http", "name: udp, protocol: UDP"))
 			d := s.start(wrap, args...)
 			eventually(t, "the Service", s.answers(clusterIP, podA))
+			eventually(t, "the Service at a UDP port that only some may bind", func() bool {
+				by, fate := s.askBy(proxy.UDP, client, secondIP)
+				return fate == traffic.Answered && by == podA
+			})
 			d.wantConfined(tt.capabilities)
 			if tt.name == legacy && !strings.Contains(d.log(), `variant="legacy"`) {
 				t.Error("it does not use the variant")
