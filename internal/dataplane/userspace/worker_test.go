@@ -92,6 +92,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer closeAll([]int{w.epoll, w.wake})
 	const rounds, atOnce = 5_000, 10
 	called := 0
 	for range rounds {
@@ -194,6 +195,7 @@ func TestTurnsAreShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer closeAll([]int{w.epoll, w.wake})
 	c := &connection{meter: &meter{}, readable: [2]bool{client: true}}
 	for i, name := range []string{"/dev/zero", "/dev/null"} {
 		f, err := os.OpenFile(name, os.O_RDWR, 0)
