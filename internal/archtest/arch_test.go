@@ -120,7 +120,7 @@ var table = []rule{
 	{"internal/conformance/subprocess", []string{}, []string{}},
 	{"internal/conformance/ruleset", []string{"internal/conformance/lab"}, []string{}},
 	{"internal/conformance/churn", []string{"internal/conformance", "internal/conformance/lab", "internal/conformance/reliability", "internal/conformance/subprocess", "internal/conformance/traffic", "internal/proxy", "internal/statusapi"}, nil},
-	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
+	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic", "internal/kernel/netfilter"}, nil},
 	{"internal/app", nil, nil},
 	{"internal/archtest", []string{}, []string{}},
 	{"internal/kubectl", []string{"internal/apiclient", "internal/cli", "internal/status/page", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "k8s.io/klog/", "k8s.io/streaming/", "github.com/go-logr/", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sync/errgroup"}},

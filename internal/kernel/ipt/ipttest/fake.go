@@ -25,6 +25,7 @@ type Fake struct {
 	lack   string            // rules that contain this are refused
 	lines  bool              // the error of such a refusal has the line of the rule, not of COMMIT
 	counts map[string]uint64 // packets, by comment
+	parsed map[string]*rule  // rules that were evaluated, by text
 }
 
 // Count is how often the methods of a Fake were called.
@@ -57,7 +58,9 @@ type fakeChain struct {
 }
 
 // NewFake returns a Fake without tables.
-func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}, counts: map[string]uint64{}} }
+func NewFake() *Fake {
+	return &Fake{tables: map[string]*fakeTable{}, counts: map[string]uint64{}, parsed: map[string]*rule{}}
+}
 
 // Fail makes every call fail with err, until Fail is called with nil.
 func (k *Fake) Fail(err error) {
