@@ -40,7 +40,7 @@ func affinityClientOf(s *proxy.State, c *Case) (affinityClient, bool) {
 // caseRun prepares the execution of a case.
 func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
-	out := &caseRun{Case: c, want: r.want(c), wantTranslated: translatedShare(s, c)}
+	out := &caseRun{Case: c, want: r.want(c), wantTranslated: TranslatedShare(s, packet(c))}
 	if out.client, out.sticky = affinityClientOf(s, c); out.sticky {
 		out.allowed = r.allowedEndpoints(out.client)
 	}

@@ -265,8 +265,10 @@ func (g *Group) checkOracle() []failure {
 }
 
 // oracleAnswer returns the oracle's answer to a case as the table would state it.
-func oracleAnswer(s *proxy.State, c *Case) Expect {
-	o := s.Outcome(packet(c))
+func oracleAnswer(s *proxy.State, c *Case) Expect { return answer(s, packet(c)) }
+
+func answer(s *proxy.State, p proxy.Packet) Expect {
+	o := s.Outcome(p)
 	e := Expect{o.Verdict, map[netip.AddrPort]bool{}}
 	for _, b := range o.Backends {
 		e.To[b.Addr] = b.Masquerade

@@ -3,7 +3,6 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,27 +11,6 @@ import (
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
-
-// walk evaluates a chain that distinguishes origins for a packet of one origin. It returns
-// whether the packet is marked and the chain it jumps to.
-func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
-	for _, r := range rules {
-		ofPod := slices.ContainsFunc(v.pods, func(match string) bool { return strings.HasPrefix(r, match) })
-		if ofPod && origin != proxy.OurPod || strings.Contains(r, fromLocal) && origin != proxy.ThisNode {
-			continue
-		}
-		switch to := r[strings.LastIndex(r, " ")+1:]; to {
-		case kubeMark:
-			got.mark = true
-		case "RETURN":
-			return got
-		default:
-			got.next = to
-			return got
-		}
-	}
-	return got
-}
 
 // rendering is what a row renders to: its own chains, and its rules in shared chains.
 type rendering struct {
@@ -53,79 +31,6 @@ func rendered(v *nodeMatches, sp *proxy.ServicePort) *rendering {
 		}
 	})
 	return r
-}
-
-// TestPolicyTable checks that the rules of every row do what its policy says, for every kind of
-// frontend, origin and setting of the node.
-func TestPolicyTable(t *testing.T) {
-	for _, fam := range proxy.Families {
-		for _, node := range proxytest.PolicyNodes() {
-			v := newNodeMatches(fam, node)
-			marked := v.byOrigin(v.clusterIP, "")
-			for _, sp := range proxytest.PolicyRows(fam) {
-				r := rendered(v, sp)
-				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")
-				for _, f := range sp.Frontends {
-					policy := sp.Policy(f.Kind, node)
-					for origin, route := range policy {
-						if proxy.Origin(origin) == proxy.OurPod && v.pods == nil {
-							continue // no packet is a pod's
-						}
-						name := fmt.Sprintf("%v, %+v: %s %v from %v", fam, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
-						want := treatment{mark: route.Masquerade}
-						if len(route.To) > 0 {
-							want.next = cluster
-							if route.Scope == proxy.ScopeLocal {
-								want.next = local
-							}
-						}
-						var got treatment
-						if f.Kind == proxy.ClusterIP {
-							got = walk(v, marked, proxy.Origin(origin))
-							got.next = dispatched(r, f)
-							if want.next != "" && !slices.ContainsFunc(r.chains[want.next], func(rule string) bool { return strings.HasSuffix(rule, "-j "+kubeMarkOther) }) {
-								got.mark = false
-							}
-							if want.next == "" {
-								want.mark = got.mark // nobody goes anywhere
-							}
-						} else if dispatched(r, f) != "" {
-							got = walk(v, r.chains[externalChain+hash(sp.Key, "")], proxy.Origin(origin))
-						} else {
-							want.mark = false
-						}
-						if got != want {
-							t.Fatalf("%s: %+v, want %+v\n%s", name, got, want, strings.Join(r.chains[externalChain+hash(sp.Key, "")], "\n"))
-						}
-						// A single rule implements this for all origins.
-						if diff := cmp.Diff(policy[0].From, route.From, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-							t.Fatalf("%s: allowed clients differ by origin:\n%s", name, diff)
-						}
-						if f.Kind == proxy.ClusterIP && route.Scope != policy[0].Scope {
-							t.Fatalf("%s: the scope differs by origin", name)
-						}
-						// A packet to a frontend without endpoints has the same outcome for every origin.
-						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) == 0 && route.Otherwise != policy[proxy.Elsewhere].Otherwise {
-							t.Fatalf("%s: the outcome differs by origin", name)
-						}
-						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) > 0 {
-							t.Fatalf("%s: has neither an endpoint, unlike other origins, nor a rule", name)
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
-// dispatched returns the chain that a frontend's rule jumps to, or "" if there is none.
-func dispatched(r *rendering, f proxy.Frontend) string {
-	for _, rule := range r.dispatch {
-		if strings.Contains(rule, fmt.Sprintf("--dport %d ", f.Addr.Port())) && !strings.HasSuffix(rule, "RETURN") {
-			return rule[strings.LastIndex(rule, " ")+1:]
-		}
-	}
-	return ""
 }
 
 // TestSameRows checks that two nodes for which sameRows holds have the same rules.

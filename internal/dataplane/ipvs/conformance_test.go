@@ -2,12 +2,9 @@ package ipvs_test
 
 import (
 	"context"
-	"net/netip"
-	"slices"
 	"testing"
 
 	"sluice/internal/conformance"
-	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipvs/ipvstest"
@@ -17,7 +14,7 @@ import (
 // underTest puts the dataplane under the packet table.
 var underTest = conformance.Dataplane{
 	Mode:  "ipvs",
-	Binds: binds,
+	Binds: ipvs.Binds,
 	Cannot: map[string]string{
 		"affinity-frontends":       "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
 		"affinity-lists-shared":    "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
@@ -27,20 +24,6 @@ var underTest = conformance.Dataplane{
 	Open: func(ctx context.Context) (proxy.Dataplane, error) {
 		return ipvs.Open(ctx, mode.Settings{MasqueradeBit: 14})
 	},
-}
-
-// binds reports whether an address is on our link: IPVS sees only packets that are
-// for this host. So what this mode cannot do is to leave alone the other ports of
-// load-balancer and external addresses; it refuses them, as kube-proxy's does.
-func binds(s *proxy.State, a netip.Addr) bool {
-	for _, sp := range s.Rows {
-		for _, f := range sp.Frontends {
-			if f.Addr.Addr() == a && !slices.Contains(lab.Config{}.LocalAddrs(), a) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // TestConformance plays the packet table with real packets.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
@@ -104,28 +103,6 @@ func TestOverlaysInTheKernel(t *testing.T) {
 			wantIdle(t, c, d, s)
 			listable(t)
 		})
-	}
-}
-
-// TestOverlayFollowsPolicy checks that a packet of each origin is sent to the overlay if that
-// takes its list, with the mark that policy requires, and otherwise to an endpoint that the rules
-// choose.
-func TestOverlayFollowsPolicy(t *testing.T) {
-	for name, o := range overlays() {
-		for _, family := range proxy.Families {
-			d := o.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
-			tab := d.tables[0]
-			for _, node := range proxytest.PolicyNodes() {
-				w := newWalker(tab, node)
-				for _, sp := range proxytest.PolicyRows(family) {
-					form, err := tab.renderRow(differ.Row{ServicePort: sp, Node: node})
-					if err != nil {
-						t.Fatal(err)
-					}
-					w.check(t, name, sp, &form, node)
-				}
-			}
-		}
 	}
 }
 

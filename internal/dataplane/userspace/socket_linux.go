@@ -160,9 +160,7 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	f := proxy.FamilyOf(to.Addr.Addr())
 	sources := []netip.AddrPort{client, netip.AddrPortFrom(client.Addr(), 0)}
 	switch {
-	case masquerade == 1,
-		to.MayHairpin() && to.Addr.Addr() == client.Addr(), // A pod must not receive packets from its own address.
-		w.subnets.share(client.Addr(), to.Addr.Addr()):
+	case w.hides(client.Addr(), to, masquerade):
 		sources = []netip.AddrPort{{}}
 	case p == proxy.UDP:
 		sources = append(highPorts(client.Addr()), client)
@@ -191,6 +189,12 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		_ = unix.Close(fd)
 	}
 	return -1, err
+}
+
+// hides reports whether an endpoint must see the node's address instead of the client's.
+func (s *server) hides(client netip.Addr, to proxy.Endpoint, masquerade int) bool {
+	// A pod must not receive packets from its own address.
+	return masquerade == 1 || to.Hairpins(client) || s.subnets.share(client, to.Addr.Addr())
 }
 
 // highPorts returns random ports above the default range of ephemeral ports, which clients do not
