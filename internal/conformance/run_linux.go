@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,23 +21,29 @@ import (
 	"sluice/internal/resolve"
 )
 
-// testbeds is how many labs run concurrently. A lab mostly waits for silence, so there are more
-// than processors.
-const testbeds = 4
-
-// Run runs the whole table against a dataplane. Every case is a subtest named group/case.
+// Run runs the table against a dataplane, but only a share of the crossed decision tables if
+// [ShareVariable] says so. Every case is a subtest named group/case.
 func Run(t *testing.T, d Dataplane) {
 	lab.Require(t)
-	all, err := load()
-	if err != nil {
+	parts, err := loadParts()
+	crossed, failed := currentShare()
+	if err := errors.Join(err, failed); err != nil {
 		t.Fatal(err)
 	}
+	t.Log(crossed)
 	s := newScheduler(t, d)
 	// Stories wait longest, so they start first.
-	for _, story := range all.Stateful {
-		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.checkStory(story.ID, b.runStory(ctx, story)) })
+	for _, p := range parts {
+		for _, story := range p.Stateful {
+			s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.checkStory(story.ID, b.runStory(ctx, story)) })
+		}
 	}
-	s.addGroups(t, all.Groups)
+	for _, p := range parts {
+		if p.Theme == decisionTheme {
+			p.Groups = crossed.groups(p.Groups)
+		}
+		s.addGroups(t, p.Groups)
+	}
 	s.start(t)
 }
 
@@ -91,62 +96,6 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 		})
 	}
 	s.start(t)
-}
-
-// job is a group or story to run on a testbed.
-type job struct {
-	run  func(context.Context, *testbed) []failure
-	done chan []failure
-}
-
-// scheduler distributes jobs over testbeds. The testing package runs no more subtests at once than
-// there are processors, so the subtests only wait and report; the scheduler's own goroutines run
-// the jobs.
-type scheduler struct {
-	d        Dataplane
-	bridged  bool             // the pods of a node share a bridge
-	cgroups  *traffic.Cgroups // nil unless the dataplane acts on sockets
-	counters counters
-	jobs     []job
-}
-
-// add adds a job and the subtest that reports it. A subtest excluded by -run adds no job.
-func (s *scheduler) add(t *testing.T, id string, cases []*Case, run func(context.Context, *testbed) []failure) {
-	t.Run(id, func(t *testing.T) {
-		j := job{run, make(chan []failure, 1)}
-		s.jobs = append(s.jobs, j)
-		t.Parallel()
-		report(t, cases, <-j.done)
-	})
-}
-
-// start runs all jobs in the background; the subtests wait for their results.
-func (s *scheduler) start(t *testing.T) {
-	ctx := t.Context()
-	queue := make(chan job, len(s.jobs))
-	for _, j := range s.jobs {
-		queue <- j
-	}
-	close(queue)
-	var wg sync.WaitGroup
-	for range min(testbeds, len(s.jobs)) {
-		wg.Go(func() {
-			b, err := s.newTestbed(ctx)
-			for j := range queue {
-				if err != nil {
-					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}
-				} else {
-					j.done <- j.run(ctx, b)
-				}
-			}
-			if err == nil {
-				if err := b.close(); err != nil {
-					t.Errorf("remove lab: %v", err)
-				}
-			}
-		})
-	}
-	t.Cleanup(wg.Wait)
 }
 
 // Dataplane describes a dataplane under test.

@@ -12,6 +12,7 @@ import (
 
 	cilium "github.com/cilium/ebpf"
 
+	"sluice/internal/conformance"
 	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/proxy"
 )
@@ -111,7 +112,7 @@ func TestMutants(t *testing.T) {
 	for name, m := range mutants {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(os.Args[0], "-test.run=^TestConformance$/("+m.groups+")")
-			cmd.Env = append(os.Environ(), mutant+"="+name)
+			cmd.Env = append(os.Environ(), mutant+"="+name, conformance.ShareVariable+"=")
 			out, err := cmd.CombinedOutput()
 			n := strings.Count(string(out), "--- FAIL: TestConformance/")
 			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || n == 0 {
