@@ -13,14 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+
+	"sluice/internal/conformance/lab"
 )
 
 // newLock returns a lock with a name of the test's own, a context, and a function
-// that returns the log.
+// that returns the log. The context ends after a minute, so that a lock that is never
+// acquired fails the test instead of blocking it.
 func newLock(t *testing.T) (daemonLock, context.Context, func() string) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
-	return daemonLock{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, klog.NewContext(t.Context(), logger), log.String
+	ctx, stop := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
+	t.Cleanup(stop)
+	return daemonLock{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, ctx, log.String
 }
 
 // taken acquires the lock in another goroutine.
@@ -66,6 +71,7 @@ func TestLockHasOneHolder(t *testing.T) {
 // prevent the start.
 func TestLockOfForeignProcess(t *testing.T) {
 	t.Run("another user", func(t *testing.T) {
+		lab.RequireRoot(t) // only root can become another user; of this user, the holder could be a daemon
 		lock, ctx, log := newLock(t)
 		listening := make(chan error)
 		go func() {

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/netlink"
@@ -27,6 +28,7 @@ import (
 // creates n flows in it, to the endpoints in turn.
 func inNamespace(t *testing.T, n int, to []proxy.Endpoint) *ct.Conn {
 	t.Helper()
+	lab.RequireRoot(t)
 	var c *ct.Conn
 	made := make(chan error)
 	go func() {
@@ -41,7 +43,7 @@ func inNamespace(t *testing.T, n int, to []proxy.Endpoint) *ct.Conn {
 		made <- err
 	}()
 	if err := <-made; err != nil {
-		t.Fatalf("make %d flows in a network namespace: %v (kernel tests need root)", n, err)
+		t.Fatalf("make %d flows in a network namespace: %v", n, err)
 	}
 	t.Cleanup(func() { c.Close() })
 	return c

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -29,7 +30,7 @@ func TestCleanupRemovesOnlyKubeProxy(t *testing.T) {
 	for _, v := range ipt.Variants() {
 		for _, tt := range tests {
 			t.Run(v.String()+" "+tt.name, func(t *testing.T) {
-				enterNamespace(t)
+				lab.Namespace(t)
 				loadForeign(t, v)
 				before := snapshot(t)
 				for _, load := range tt.load {
@@ -79,7 +80,7 @@ func wantNothingToDo(t *testing.T) {
 func TestCleanupKeepsWhatOthersUse(t *testing.T) {
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
-			enterNamespace(t)
+			lab.Namespace(t)
 			loadForeign(t, v)
 			before := snapshot(t)
 			loadIPTables(t, v)
@@ -192,7 +193,7 @@ func TestMissingPrograms(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			enterNamespace(t)
+			lab.Namespace(t)
 			empty := snapshot(t)
 			tt.load(t)
 			loaded := snapshot(t)
@@ -221,7 +222,7 @@ func TestMissingPrograms(t *testing.T) {
 // TestTablesIPTablesCannotRead cleans up a table that also has a rule that only the nft
 // program can write.
 func TestTablesIPTablesCannotRead(t *testing.T) {
-	enterNamespace(t)
+	lab.Namespace(t)
 	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
 	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
 	before := snapshot(t)

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -40,16 +39,6 @@ func file(t *testing.T, f ipt.Family, name string) string {
 		t.Fatal(err)
 	}
 	return words[f].Replace(string(b))
-}
-
-// enterNamespace moves the test to a new network namespace, which ends with the test's
-// thread.
-func enterNamespace(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
 }
 
 // command runs a program with input and returns its output.

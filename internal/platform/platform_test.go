@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice/internal/config"
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
@@ -240,10 +240,7 @@ func TestCPUs(t *testing.T) {
 // TestKernel changes the timeouts of a network namespace, in which the size of the
 // table cannot be changed.
 func TestKernel(t *testing.T) {
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	k := sysctl.Kernel{}
 	udp, err := sysctl.ReadInt(k, udpTimeout)
 	if err != nil {

@@ -206,25 +206,3 @@ func (l *Lab) Supports(p proxy.Protocol) error {
 // ErrUntried says that something cannot be tried on this machine. Unlike errors.ErrUnsupported, no
 // errno of the kernel matches it.
 var ErrUntried = errors.New("not tried")
-
-// Test is the part of testing.TB that Require needs. Programs that are not tests implement it too.
-type Test interface {
-	Helper()
-	Fatalf(format string, args ...any)
-}
-
-// Require fails the test if no lab can be created. It does not skip: a kernel test that did not run
-// has proven nothing.
-func Require(tb Test) {
-	tb.Helper()
-	if os.Geteuid() != 0 {
-		tb.Fatalf("the lab needs network namespaces: run as root, or under unshare -rn")
-	}
-	h, err := newHost("probe", &traffic.Ports{})
-	if err == nil {
-		err = h.close()
-	}
-	if err != nil {
-		tb.Fatalf("the lab needs network namespaces: %v", err)
-	}
-}

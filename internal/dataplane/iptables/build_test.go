@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
@@ -17,20 +15,11 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// namespace moves the test to a new network namespace, which ends with the test's thread.
-func namespace(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
-}
-
 // variants runs a test for each variant, in a new namespace each time.
 func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, v)
 			if err != nil {
 				t.Fatal(err)

@@ -225,7 +225,7 @@ func TestPrepare(t *testing.T) {
 func TestUnreadableTables(t *testing.T) {
 	for _, table := range []string{filter, nat} {
 		t.Run(table, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, ipt.NFT)
 			if err != nil {
 				t.Fatal(err)
@@ -258,7 +258,7 @@ func TestUnreadableTables(t *testing.T) {
 // TestPrepareUnreadable checks that the guard is added to a chain of a daemon that has none, and
 // that the daemon's rules stay.
 func TestPrepareUnreadable(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, ipt.NFT)
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
@@ -38,7 +39,7 @@ func TestNeeded(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			for _, line := range tt.setup {
 				run(t, line)
 			}
@@ -59,7 +60,7 @@ func TestNeeded(t *testing.T) {
 
 // TestNeededOfAFamily checks that a family that is not served is ignored.
 func TestNeededOfAFamily(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	run(t, "ip6tables-nft -P FORWARD DROP")
 	got, err := Needed(t.Context(), mode.Settings{Families: []proxy.Family{proxy.IPv4}})
 	if got != "" || err != nil {

@@ -2,12 +2,10 @@ package ipvs
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipvs"
 	"sluice/internal/proxy"
@@ -20,10 +18,7 @@ import (
 func BenchmarkApply(b *testing.B) {
 	for _, n := range []int{1000, 10_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			runtime.LockOSThread() // its namespace ends with it
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				b.Fatal(err)
-			}
+			lab.Namespace(b)
 			if k, err := ipvs.Open(); err != nil {
 				b.Skip(err)
 			} else if err := k.Close(); err != nil {

@@ -5,14 +5,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/kernel/link"
@@ -23,18 +22,14 @@ import (
 // onKernelLinks returns a host whose links are the kernel's, in a namespace of its own,
 // with a link that has some addresses; and opens a dataplane there.
 func onKernelLinks(t *testing.T, addrs ...string) (*host, *Dataplane, netlink.Link) {
+	lab.Namespace(t)
 	ipvstest.Require(t)
-	runtime.LockOSThread() // the thread ends with the test, and its namespace with it
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ns.Close() })
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
 	eth := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth7"}}
-	if err = netlink.LinkAdd(eth); err == nil {
+	err := netlink.LinkAdd(eth)
+	if err == nil {
 		err = netlink.LinkSetUp(eth)
 	}
 	for _, text := range addrs {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/mode"
@@ -19,6 +20,7 @@ import (
 // TestRenderedServers compares what is rendered with what ipvsadm saves of it, and
 // what the kernel has with what it should have.
 func TestRenderedServers(t *testing.T) {
+	lab.Require(t)
 	ipvstest.Require(t)
 	n, err := traffic.New("node", &traffic.Ports{})
 	if err != nil {

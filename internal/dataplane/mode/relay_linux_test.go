@@ -2,22 +2,15 @@ package mode_test
 
 import (
 	"net"
-	"runtime"
 	"testing"
 
-	"github.com/vishvananda/netns"
-
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 )
 
 // TestRelayRuns checks that a socket whose name contains that of RelaySocket does not count.
 func TestRelayRuns(t *testing.T) {
-	runtime.LockOSThread() // never unlocked, so that the thread ends with the test
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	defer ns.Close()
+	lab.Namespace(t)
 	for _, c := range []struct {
 		name string
 		runs bool

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
@@ -192,7 +193,7 @@ func TestBlockIsNotReusedSoon(t *testing.T) {
 // other Services are not affected.
 func TestForeignAffinityIsForgotten(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	podsOnLoopback(t)
 	d, _ := openKernel(t)
 	s := plainState(0)

@@ -7,28 +7,16 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
-
-// namespace moves the test's thread to a new network namespace, which ends with the thread.
-func namespace(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
-}
 
 // openKernel opens a dataplane on the kernel, through a counter.
 func openKernel(t testing.TB) (*Dataplane, *counter) {

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -31,7 +32,7 @@ func TestNoFlowIsLostToACommit(t *testing.T) {
 		flows    int
 	}{{"plain", 0, flows}, {"affinity", time.Second, flows / 4}} {
 		t.Run(tt.name, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			podsOnLoopback(t)
 			d, _ := openKernel(t)
 			row := func(n int) *proxy.ServicePort {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -99,7 +100,7 @@ func TestSharedSourceRanges(t *testing.T) {
 // TestSourceRangesAdmitClients sends packets of clients inside and outside of ranges of
 // every form, which Apply changes.
 func TestSourceRangesAdmitClients(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	podsOnLoopback(t)
 	addr, err := netlink.ParseAddr("192.0.2.1/32") // to masquerade with
 	if err != nil {

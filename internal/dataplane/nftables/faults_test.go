@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
@@ -26,7 +27,7 @@ import (
 // has the same comment. Sync must find it.
 func TestSyncVerifiesEveryRule(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	state := randomState(1, 12)
 	if err := proxytest.Sync(ctx, d, state); err != nil {
@@ -344,7 +345,7 @@ func ranges(t *testing.T, d *Dataplane) map[string]string {
 // TestAffinityMapFull checks that connections are balanced if the map of clients is full.
 func TestAffinityMapFull(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	podsOnLoopback(t)
 	d, err := Alone.Open(ctx, mode.Settings{MasqueradeBit: 14})
 	if err != nil {
@@ -454,7 +455,7 @@ func TestReplacingTableLeavesNoGap(t *testing.T) {
 		limit    int
 		oneBatch bool
 	}{{1 << 30, true}, {700, false}} {
-		namespace(t)
+		lab.Namespace(t)
 		d, c := openKernel(t)
 		state := plainState(60)
 		if err := proxytest.Sync(ctx, d, state); err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -17,7 +18,7 @@ import (
 // from outside.
 func openWithReader(t *testing.T) (*Dataplane, *nft.Conn) {
 	t.Helper()
-	namespace(t)
+	lab.Namespace(t)
 	d, err := Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatal(err)

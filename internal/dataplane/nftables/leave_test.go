@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
@@ -28,7 +29,7 @@ type host struct {
 // Services.
 func newHost(t *testing.T) *host {
 	t.Helper()
-	namespace(t)
+	lab.Namespace(t)
 	h := &host{T: t, one: netip.MustParseAddrPort("10.0.0.1:8080"), two: netip.MustParseAddrPort("10.0.0.2:8080")}
 	h.run("ip link set lo up; ip route add 172.16.0.0/16 dev lo")
 	lo, err := netlink.LinkByName("lo")

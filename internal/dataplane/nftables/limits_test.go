@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -18,7 +19,7 @@ import (
 // there, replacing one costs as much as with few, and none is left when the Service is deleted.
 func TestLargeMap(t *testing.T) {
 	const endpoints = 70_000
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(t.Context(), d, plainState(1)); err != nil {
 		t.Fatal(err)
@@ -59,7 +60,7 @@ func TestLargeMap(t *testing.T) {
 // TestTooManyForAffinity checks that a Service with session affinity and too many endpoints is
 // refused with the reason, and that the others are written.
 func TestTooManyForAffinity(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	large := plainRow(7, maxEndpoints, 0)
 	large.Affinity, large.Local = time.Hour, plainRow(9<<12, 1, 0).Cluster // which is in the other list alone
@@ -73,7 +74,7 @@ func TestTooManyForAffinity(t *testing.T) {
 // TestTooManyElements checks that a Service with too many pairs of address and endpoint is
 // refused.
 func TestTooManyElements(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	wide := plainRow(7, maxElements/256, 0)
 	for i := range 256 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -65,7 +66,7 @@ func TestCostOfBalancingMethods(t *testing.T) {
 // that round robin continues where it was. It makes several attempts, because a listing of
 // the kernel may be incomplete.
 func TestBalancingMethodsSurviveARestart(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	s := randomState(5, 60)
 	for range 10 {
 		d, c := openKernel(t)
@@ -82,7 +83,7 @@ func TestBalancingMethodsSurviveARestart(t *testing.T) {
 
 // TestBalancingMethodsAreReadable checks that the nft program can read what it lists.
 func TestBalancingMethodsAreReadable(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, _ := openKernel(t)
 	s := plainState(0)
 	for _, f := range proxy.Families {

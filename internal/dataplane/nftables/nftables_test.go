@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
@@ -53,7 +54,7 @@ func deltaBetween(a, b *proxy.State) *proxy.Delta {
 // results.
 func TestApplyEqualsSync(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	state := proxy.NewState()
 	state.Node, state.CIDRs = randomState(0, 0).Node, randomState(0, 0).CIDRs
@@ -165,7 +166,7 @@ func TestSyncRepairs(t *testing.T) {
 	}
 	for name, hurt := range damage {
 		t.Run(name, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			d, c := openKernel(t)
 			if err := proxytest.Sync(ctx, d, state); err != nil {
 				t.Fatal(err)
@@ -204,7 +205,7 @@ func TestSyncReplacesTable(t *testing.T) {
 		"another table":                    "delete table ip sluice; add table ip sluice; add set ip sluice services { type ipv4_addr; }",
 	} {
 		t.Run(name, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			d, c := openKernel(t)
 			s := randomState(1, 20)
 			if err := proxytest.Sync(ctx, d, s); err != nil {
@@ -239,7 +240,7 @@ func TestSyncReplacesTable(t *testing.T) {
 // the row, and Sync removes the element.
 func TestForeignElementNeedsSync(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
@@ -274,7 +275,7 @@ func TestForeignElementNeedsSync(t *testing.T) {
 // of the wrong family, which no resolver would return. The others must be written.
 func TestRefusedRowIsSetAside(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
@@ -298,7 +299,7 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 // Sync.
 func TestOverlappingRanges(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	row := func(from ...string) *proxy.ServicePort {
 		sp := plainRow(1, 3, 0)
@@ -335,7 +336,7 @@ func TestOverlappingRanges(t *testing.T) {
 // a row.
 func TestDriftNeedsSync(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(ctx, d, plainState(1)); err != nil {
 		t.Fatal(err)
@@ -374,7 +375,7 @@ func TestApplyCanBeRetried(t *testing.T) {
 // TestSyncSetsRefusedRowsAside syncs rows of which some are refused, because their endpoints
 // are of the wrong family, which no resolver would return. The others must be written.
 func TestSyncSetsRefusedRowsAside(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	s := plainState(2000)
 	for _, i := range []int{3, 700, 1999} {
@@ -395,7 +396,7 @@ func TestSyncSetsRefusedRowsAside(t *testing.T) {
 // chains.
 func TestTakeOver(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	theirs := []nft.Table{{Family: nft.IP, Name: "kube-proxy"}, {Family: nft.IP6, Name: "kube-proxy"}}
 	var b nft.Batch
@@ -436,7 +437,7 @@ func TestTakeOver(t *testing.T) {
 
 // TestBatchesAreBounded checks that a large write is split into batches.
 func TestBatchesAreBounded(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(context.Background(), d, plainState(3000)); err != nil {
 		t.Fatal(err)
@@ -454,7 +455,7 @@ func TestBatchesAreBounded(t *testing.T) {
 // TestListable checks that Debian's nft program lists our tables without complaint, except
 // for one: in JSON it prints a statement that updates a map as text, and says so.
 func TestListable(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, _ := openKernel(t)
 	if err := proxytest.Sync(context.Background(), d, randomState(3, 60)); err != nil {
 		t.Fatal(err)
@@ -492,7 +493,7 @@ func listable(t *testing.T) {
 // TestWatchAndRepair checks that Watch reports when another process flushes our ruleset.
 func TestWatchAndRepair(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
 		t.Fatal(err)
@@ -540,7 +541,7 @@ func TestWatchAndRepair(t *testing.T) {
 // is missing.
 func TestProbe(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	families, err := Alone.Probe(ctx, mode.Settings{MasqueradeBit: 14})
 	if err != nil || len(families) != 2 {
 		t.Fatalf("Probe gave %v, %v", families, err)
@@ -580,7 +581,7 @@ func dropNetAdmin(t *testing.T) {
 // TestSingleFamily checks that the table of the other family stays unchanged.
 func TestSingleFamily(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	conn, err := nft.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -604,7 +605,7 @@ func TestSingleFamily(t *testing.T) {
 // TestCleanup checks that only our tables are removed.
 func TestCleanup(t *testing.T) {
 	ctx := context.Background()
-	namespace(t)
+	lab.Namespace(t)
 	d, c := openKernel(t)
 	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
@@ -55,7 +56,7 @@ func untracked(own int) func() Untracked {
 func TestOverlaysInTheKernel(t *testing.T) {
 	for name, o := range overlays() {
 		t.Run(name, func(t *testing.T) {
-			namespace(t)
+			lab.Namespace(t)
 			if can, err := o.Probe(t.Context(), mode.Settings{MasqueradeBit: 14}); err != nil || len(can) != 2 {
 				t.Fatalf("probe: %v, error %v", can, err)
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -25,7 +26,7 @@ func render(t *testing.T, want *proxy.State, diff bool) (string, int) {
 // TestRender checks that the nft program can read random rows, and that there is no difference
 // after they were written, by Sync or row by row, which leaves unused classes behind.
 func TestRender(t *testing.T) {
-	namespace(t)
+	lab.Namespace(t)
 	d, _ := openKernel(t)
 	r := rand.New(rand.NewPCG(1, 1))
 	s := proxy.NewState()

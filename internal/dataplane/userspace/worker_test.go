@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -45,11 +44,7 @@ func TestWorkersShare(t *testing.T) {
 // TestListenRetries makes the kernel refuse any one socket, and checks that the next attempt opens
 // what is missing, on the same ports, also where a predecessor lacked a family.
 func TestListenRetries(t *testing.T) {
-	lab.Require(t)
-	runtime.LockOSThread() // its namespace ends with it
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	lab.Namespace(t)
 	families := []proxy.Family{proxy.IPv4, proxy.IPv6}
 	const all = 4 * 2 * 2 * 2 // kinds, families, protocols, workers
 	for fails := range all {

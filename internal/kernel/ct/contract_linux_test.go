@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ct/cttest"
 )
@@ -45,10 +45,7 @@ func TestContract(t *testing.T) {
 // where flows are tracked. The namespace ends with the test's thread.
 func openInNamespace(t testing.TB, flows []ct.Flow) *ct.Conn {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	peer, err := conntrack.Dial(nil)
 	if err != nil {
 		t.Fatal(err)

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
 )
@@ -41,10 +40,7 @@ func TestContract(t *testing.T) {
 // with the test's thread.
 func openInNamespace(t *testing.T, f ipt.Family, v ipt.Variant) *ipt.Conn {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	c, err := ipt.Open(t.Context(), f, v)
 	if err != nil {
 		t.Fatalf("%v (make deps installs it)", err)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/ipvs"
 	"sluice/internal/kernel/ipvs/ipvstest"
 )
@@ -38,10 +38,7 @@ func TestContract(t *testing.T) {
 // which ends with the test's thread.
 func openInNamespace(t testing.TB) *ipvs.Conn {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	ipvstest.Require(t)
 	c, err := ipvs.Open()
 	if err != nil {

@@ -5,16 +5,15 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/link/linktest"
 	"sluice/internal/proxy"
@@ -50,13 +49,7 @@ func TestFake(t *testing.T) {
 // namespace has the test in a network namespace of its own, and returns its loopback.
 func namespace(t *testing.T) netlink.Link {
 	t.Helper()
-	// The thread is not unlocked: it ends with the test, and its namespace with it.
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
+	lab.Namespace(t)
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)

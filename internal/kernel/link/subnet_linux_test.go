@@ -2,20 +2,18 @@ package link
 
 import (
 	"net/netip"
-	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
 )
 
 // TestSubnets asks the kernel about two links whose addresses have subnets, and a route within
 // one of them that leads to the other.
 func TestSubnets(t *testing.T) {
-	runtime.LockOSThread() // its namespace ends with it
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	lab.Namespace(t)
 	index := map[string]int{}
 	for name, addr := range map[string]string{"a": "10.1.0.1/16", "b": "fd00:1::1/64"} {
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 )
@@ -39,10 +39,7 @@ func TestContract(t *testing.T) {
 // thread.
 func openInNamespace(t testing.TB) *nft.Conn {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	c, err := nft.Open()
 	if err != nil {
 		t.Fatal(err)

@@ -3,11 +3,9 @@ package sysctl_test
 import (
 	"errors"
 	"io/fs"
-	"runtime"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
@@ -36,10 +34,7 @@ func TestContract(t *testing.T) {
 // which ends with the test's thread.
 func inNamespace(t *testing.T) sysctl.Interface {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
-	}
+	lab.Namespace(t)
 	return sysctl.Kernel{}
 }
 

@@ -1,0 +1,48 @@
+package lab
+
+import (
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/traffic"
+)
+
+// RequireRoot is called first by each test of what only root may do: it skips the test under
+// -short, for root too, so that -short runs the same tests for everybody. Otherwise it fails the
+// test of another user. It does not skip then: a kernel test that did not run has proven nothing.
+func RequireRoot(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("needs root; left out by -short")
+	}
+	if os.Geteuid() != 0 {
+		tb.Fatal("needs root: run as root, or under unshare -rn, or with -short, which leaves it out")
+	}
+}
+
+// Namespace moves the calling test to a new network namespace, which ends with the test's thread.
+// It begins with RequireRoot.
+func Namespace(tb testing.TB) {
+	tb.Helper()
+	RequireRoot(tb)
+	runtime.LockOSThread() // for good: the thread, and its namespace, end with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		tb.Fatalf("make a network namespace: %v", err)
+	}
+}
+
+// Require fails the test if no lab can be created. It begins with RequireRoot.
+func Require(tb testing.TB) {
+	tb.Helper()
+	RequireRoot(tb)
+	h, err := newHost("probe", &traffic.Ports{})
+	if err == nil {
+		err = h.close()
+	}
+	if err != nil {
+		tb.Fatalf("the lab needs network namespaces: %v", err)
+	}
+}
