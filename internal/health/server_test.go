@@ -225,19 +225,34 @@ func TestHardFail(t *testing.T) {
 }
 
 // TestHardFailOfAChange changes to an address that is in use: the server does not end, and
-// binds the address when it is free.
+// binds the address when it is free. Fake time passes only while the server has no listener.
 func TestHardFailOfAChange(t *testing.T) {
 	at, other := taken(t)
-	s := run(t, ServerSettings{Address: loopback, HardFail: true})
-	before := s.bound(netip.AddrPort{})
-	wantHello(t, before)
-	s.SetAddress(at)
-	eventually(t, "it leaves the old address", func() bool { return !boundAt(s.Server).IsValid() })
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s.bound(before)
-	wantHello(t, at)
+	synctest.Test(t, func(t *testing.T) {
+		s := NewServer(ServerSettings{Name: "test", Address: loopback, HardFail: true, Handler: http.NotFoundHandler()})
+		ctx, stop, log := logged(t)
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx) }()
+		for !boundAt(s).IsValid() {
+			runtime.Gosched()
+		}
+		s.SetAddress(at)
+		for !strings.Contains(log(), "Server does not listen, retrying") {
+			runtime.Gosched()
+		}
+		other.Close()
+		time.Sleep(bindRetry)
+		for !boundAt(s).IsValid() {
+			runtime.Gosched()
+		}
+		if boundAt(s) != at {
+			t.Errorf("bound to %v; want %v", boundAt(s), at)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestBindIsRetried waits in fake time. The server's listener stops that time,

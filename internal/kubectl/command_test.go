@@ -227,9 +227,9 @@ func TestWait(t *testing.T) {
 		t.Errorf("exit code %d, asked %d and %d times, said\n%s", code, asked[0].Load(), asked[1].Load(), out)
 	}
 	a.processes["new"] = says(2, "Error: no daemon")
-	for _, args := range [][]string{{"status", "--wait=2500ms"}, {"status", "--wait=0ms"}, {"status", "--wait=2500ms", "--node", "n2"}} {
+	for _, args := range [][]string{{"status", "--wait=1200ms"}, {"status", "--wait=0ms"}, {"status", "--wait=1200ms", "--node", "n2"}} {
 		out, code = run(t, append(args, "--kubeconfig", a.kubeconfig())...)
-		waited := map[string]string{"--wait=2500ms": "2.5s", "--wait=0ms": "0s"}[args[1]]
+		waited := map[string]string{"--wait=1200ms": "1.2s", "--wait=0ms": "0s"}[args[1]]
 		if want := "waited " + waited + ": node n2: pod kube-system/new: no daemon"; code != cli.ExitFinding || out != want {
 			t.Errorf("%q: exit code %d, said\n%s\nwant\n%s", args, code, out, want)
 		}

@@ -19,7 +19,11 @@ import (
 // is changed by other processes, in parts of any size. A caller that reacts to errors as
 // documented ends with the wanted state, and no live object ever refers to a missing one.
 func TestRandomFailures(t *testing.T) {
-	for seed := range uint64(3000) {
+	seeds := uint64(3000)
+	if testing.Short() {
+		seeds = 300
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))
 		k := &kernel{objects: map[string]string{}, limit: []int{1, 3, 1 << 20}[r.IntN(3)]}
 		d := New(k.mode())

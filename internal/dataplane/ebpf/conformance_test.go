@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance"
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
@@ -17,6 +18,7 @@ import (
 // bpffs mounts a BPF file system for the test.
 func bpffs(t *testing.T) string {
 	t.Helper()
+	lab.RequireRoot(t)
 	dir := t.TempDir()
 	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
 		t.Fatalf("mount a BPF file system: %v", err)

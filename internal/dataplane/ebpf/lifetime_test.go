@@ -390,6 +390,7 @@ func TestInvalidPaths(t *testing.T) {
 
 // TestFindCgroup checks how the cgroup of the host is found in mountinfo.
 func TestFindCgroup(t *testing.T) {
+	lab.RequireRoot(t)
 	cgroups, err := traffic.NewCgroups()
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	cilium "github.com/cilium/ebpf"
 
 	"sluice/internal/conformance"
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/proxy"
 )
@@ -106,6 +107,7 @@ const mutant = "EBPF_MUTANT"
 
 // TestMutants checks that the packet table detects every mutant.
 func TestMutants(t *testing.T) {
+	lab.RequireRoot(t)
 	if os.Getenv(mutant) != "" {
 		return
 	}

@@ -254,14 +254,15 @@ func (d *untrackingDataplane) Apply(ctx context.Context, want *proxy.State, chan
 // between pods.
 func untrackedUnderTest(t *testing.T) conformance.Dataplane {
 	var times atomic.Int32
+	options := mode.EBPF{Untracked: []netip.Prefix{allPods, netip.MustParsePrefix("fd00:10::/64")}}
+	d := underTestAs(t, options, func(d *ebpf.Dataplane) proxy.Dataplane { return &untrackingDataplane{d, &times} })
 	t.Cleanup(func() {
 		if times.Load() == 0 {
 			t.Error("untracking was never active")
 		}
 		t.Logf("untracking was active after %d syncs", times.Load())
 	})
-	options := mode.EBPF{Untracked: []netip.Prefix{allPods, netip.MustParsePrefix("fd00:10::/64")}}
-	return underTestAs(t, options, func(d *ebpf.Dataplane) proxy.Dataplane { return &untrackingDataplane{d, &times} })
+	return d
 }
 
 // TestConformanceUntracked and TestRandomUntracked are TestConformance and TestRandom without

@@ -6,11 +6,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
 )
 
 // TestPutWithoutBatches checks that entries are written one by one if the kernel does not
 // support batches, and that the error says if the map is full.
 func TestPutWithoutBatches(t *testing.T) {
+	lab.RequireRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.DevMapHash, KeySize: 4, ValueSize: 4, MaxEntries: 2})
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 }
 
 // TestCosts checks that the cost of Apply depends on the change only, not on the number of
-// Services, and that it saves nothing.
+// Services, and that it saves nothing. Each change is of another Service.
 func TestCosts(t *testing.T) {
 	other := testNode()
 	other.Zone = "elsewhere"
@@ -35,22 +35,22 @@ func TestCosts(t *testing.T) {
 			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
 		}, 14}, // table, commit; a chain and its eleven rules
 		{"an endpoint goes", func(int) *proxy.Delta {
-			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 9, 0)}}}
+			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(51, 10, 0), New: plainRow(51, 9, 0)}}}
 		}, 13},
 		{"a Service comes", func(n int) *proxy.Delta {
 			return &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}
 		}, 22},
 		{"a Service goes", func(int) *proxy.Delta {
-			return &proxy.Delta{Removes: []*proxy.ServicePort{plainRow(50, 10, 0)}}
+			return &proxy.Delta{Removes: []*proxy.ServicePort{plainRow(52, 10, 0)}}
 		}, 11},
 		{"only conntrack is concerned", func(int) *proxy.Delta {
-			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 0)}}}
+			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(53, 10, 0), New: plainRow(53, 10, 0)}}}
 		}, 0},
 		{"the node's zone changes", func(int) *proxy.Delta { return &proxy.Delta{Node: other} }, 0},
 	}
-	for _, n := range []int{100, 10_000} {
+	for _, n := range []int{100, proxytest.Many(10_000)} {
+		d, fake := synced(t, n)
 		for _, tt := range tests {
-			d, fake := synced(t, n)
 			if err := proxytest.Apply(t.Context(), d, tt.delta(n)); err != nil {
 				t.Fatalf("%s: %v", tt.name, err)
 			}

@@ -19,6 +19,7 @@ import (
 	"sluice/internal/kernel/hns"
 	"sluice/internal/kernel/hns/hnstest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // stateOf returns a state with rows, on a node all of whose addresses accept NodePorts.
@@ -106,7 +107,7 @@ func (n *node) wantCalls(t *testing.T, what string, want hnstest.Count) {
 func TestCallsPerChange(t *testing.T) {
 	slow := hnstest.Full
 	slow.ModifyLoadBalancer = false
-	for _, services := range []int{100, 10_000} {
+	for _, services := range []int{100, proxytest.Many(10_000)} {
 		for _, network := range []hns.Network{bridge, overlay} {
 			for _, f := range []hns.Features{hnstest.Full, slow} {
 				t.Run(fmt.Sprintf("%d/%s/%t", services, network.Type, f.ModifyLoadBalancer), func(t *testing.T) {

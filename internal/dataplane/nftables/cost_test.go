@@ -26,7 +26,7 @@ func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 // TestCostOfReplacingOneEndpoint checks that the cost depends on the change, not on the
 // number of Services.
 func TestCostOfReplacingOneEndpoint(t *testing.T) {
-	for _, n := range []int{100, 30_000} {
+	for _, n := range []int{100, proxytest.Many(30_000)} {
 		d, fake := synced(t, n)
 		delta := &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
 		if err := proxytest.Apply(context.Background(), d, delta); err != nil {
@@ -44,7 +44,7 @@ func TestCostOfReplacingOneEndpoint(t *testing.T) {
 // number of Services.
 func TestCostOfAddingAService(t *testing.T) {
 	var first int
-	for _, n := range []int{100, 30_000} {
+	for _, n := range []int{100, proxytest.Many(30_000)} {
 		d, fake := synced(t, n)
 		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestCostOfAffinity(t *testing.T) {
 		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
 		return sp
 	}
-	for _, n := range []int{100, 30_000} {
+	for _, n := range []int{100, proxytest.Many(30_000)} {
 		d, fake := synced(t, n)
 		for _, u := range []proxy.Upsert{{Old: plainRow(0, 10, 0), New: row(0)}, {Old: row(0), New: row(50)}} {
 			fake.Reset()

@@ -7,12 +7,22 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 
 	"sluice/internal/proxy"
 )
 
 // wanted has the last wanted state of each dataplane, so that tests need not keep it.
 var wanted sync.Map
+
+// Many returns the larger number of Services of a test that compares costs: n, but a tenth of it
+// under -short, where it still shows a cost that grows with the number.
+func Many(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
 
 // Sync calls Sync of a dataplane.
 func Sync(ctx context.Context, d proxy.Dataplane, want *proxy.State) error {
