@@ -41,6 +41,9 @@ var builtOnce = sync.OnceValues(func() (*images, error) { return trial().build(c
 
 func built(t *testing.T) *images {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("builds the images, of packages from the network; left out by -short")
+	}
 	b, err := builtOnce()
 	if err != nil {
 		t.Fatal(err)

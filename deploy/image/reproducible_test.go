@@ -53,7 +53,7 @@ func TestReproducible(t *testing.T) {
 // and with an empty cache.
 func TestReproducibleBinary(t *testing.T) {
 	if testing.Short() {
-		t.Skip("compiles everything: half a minute of two processors")
+		t.Skip("compiles everything, half a minute of two processors; left out by -short")
 	}
 	r := trial()
 	r.root = copySources(t)

@@ -57,7 +57,7 @@ func replacer(t testing.TB, r *Resolver, i int) func() {
 
 func TestHeap(t *testing.T) {
 	if testing.Short() {
-		t.Skip("30,000 Services take a moment")
+		t.Skip("30,000 Services take a moment; left out by -short")
 	}
 	before := heap()
 	r := clusterOf(t, 30000)

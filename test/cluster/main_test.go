@@ -29,6 +29,10 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if testing.Short() {
+		say("needs root, and builds an API server from sources of the network; left out by -short")
+		os.Exit(0)
+	}
 	code, err := run(m)
 	if err != nil {
 		say(err.Error())

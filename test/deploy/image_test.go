@@ -47,6 +47,9 @@ var unpacked sync.Map
 // rootfs returns a folder with the files of an image like sluice:latest.
 func rootfs(t *testing.T, image string) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs the images, of packages from the network; left out by -short")
+	}
 	unpack, _ := unpacked.LoadOrStore(image, sync.OnceValues(func() (string, error) { return unpackImage(image) }))
 	dir, err := unpack.(func() (string, error))()
 	if err != nil {

@@ -30,6 +30,7 @@ var byPrometheus = []string{"up", "ALERTS", "__name__", "job", "instance"}
 // TestQueriesFindSomething runs daemons of all kinds, lets happen what is counted,
 // and looks for each metric and label of each query among what they tell.
 func TestQueriesFindSomething(t *testing.T) {
+	lab.Require(t)
 	told := exposition{}
 	for _, d := range []struct {
 		flags []string
@@ -151,7 +152,6 @@ type exposition map[string]map[string]bool
 
 // scrape runs a daemon until it tells some metrics, and adds all that it tells.
 func (e exposition) scrape(t *testing.T, flags, until []string) {
-	lab.Require(t)
 	p := &process{}
 	places := p.addSockets(t)
 	l, err := lab.New(lab.Config{Cgroup: places[0]})

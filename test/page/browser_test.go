@@ -55,6 +55,9 @@ type tab struct {
 // newTab starts a browser that shows nothing yet.
 func newTab(t *testing.T, origin string) *tab {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a browser; left out by -short")
+	}
 	allocator, stop := chromedp.NewExecAllocator(t.Context(), quiet...)
 	t.Cleanup(stop)
 	ctx, closeTab := chromedp.NewContext(allocator)

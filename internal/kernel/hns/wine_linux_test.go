@@ -16,7 +16,7 @@ import (
 // service is that of Windows up to the libraries of the system.
 func TestOnWindows(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starting Wine takes seconds")
+		t.Skip("needs Wine; left out by -short")
 	}
 	exe := filepath.Join(t.TempDir(), "hns.test.exe")
 	if err := wine.Compile(t.Context(), "sluice/internal/kernel/hns", exe); err != nil {

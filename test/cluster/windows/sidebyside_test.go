@@ -312,6 +312,9 @@ type executables struct{ theirs, ours string }
 // programs builds both.
 func programs(t *testing.T) (exe executables, err error) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs Wine, and builds kube-proxy from sources of the network; left out by -short")
+	}
 	t.Chdir("..") // where the versions are
 	b, err := build.New(func(line string) { t.Log(line) })
 	if err != nil {

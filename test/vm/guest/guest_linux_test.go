@@ -14,7 +14,7 @@ import (
 func run(t *testing.T, script string, timeout time.Duration) (status int, output, results string, err error) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("boots a virtual machine, whose packages may have to be fetched first")
+		t.Skip("needs a virtual machine, whose packages may have to be fetched first; left out by -short")
 	}
 	cache, err := guest.Open(func(what string) { t.Log(what) })
 	if err != nil {
