@@ -35,7 +35,8 @@ demo: build ## show Services with real packets, without a cluster; ONCE=1 runs o
 	$(if $(filter ipvs,$(MODE)),go run ./test/vm --add bin/demo --add bin/sluice --add examples --) \
 		bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE)$(filter ipvs,$(MODE)),--once)
 
-check: ## the fast inner loop: no lint, no race detector, no cluster
+# What -short leaves out, it leaves out for root too, so that everybody runs the same tests.
+check: ## the fast inner loop, for any user: vet, and the tests that need no root, lab, virtual machine, browser or network; no lint, no race detector
 	go vet ./... && cd test/deploy && go vet ./...
 	go test -short ./... && cd test/deploy && go test -short ./...
 
