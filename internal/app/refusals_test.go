@@ -109,6 +109,10 @@ func TestRefusalEvents(t *testing.T) {
 // the counts and lists stay true.
 func TestManyRefusals(t *testing.T) {
 	const services = 10000
+	rounds := 30
+	if testing.Short() {
+		rounds = 3
+	}
 	runRefusals(t, func(c *refusalTest) {
 		t := c.t
 		all := func(reason string) {
@@ -122,7 +126,7 @@ func TestManyRefusals(t *testing.T) {
 			c.mu.Unlock()
 			c.changed()
 		}
-		for range 30 {
+		for range rounds {
 			all("set is full")
 			if some, n := c.list(); len(some) != refusalsListed || n != services || some[0].ServicePort != "ns/s00000:p/TCP/IPv4" {
 				t.Fatalf("%d of %d listed", len(some), n)
