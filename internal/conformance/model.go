@@ -49,8 +49,12 @@ func RunModel(t *testing.T, m Model) {
 	}
 }
 
-// RunRandomModel evaluates the same random groups as RunRandom.
+// RunRandomModel evaluates the same random groups as RunRandom, a fifth of them if tests should be
+// short.
 func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
+	if testing.Short() {
+		n /= 5
+	}
 	for i := range uint64(n) {
 		g, err := randomGroup(m.Mode, seed+i)
 		if err != nil {

@@ -274,14 +274,10 @@ func TestConformance(t *testing.T) {
 
 // TestRandom runs random states: increments lead to the same objects as a fresh build.
 func TestRandom(t *testing.T) {
-	groups := 100
-	if testing.Short() {
-		groups = 20
-	}
 	for _, n := range []hns.Network{bridge, overlay} {
 		t.Run(n.Type, func(t *testing.T) {
 			named, exact := map[string]int{}, 0
-			conformance.RunRandomModel(t, model(n, named, &exact), 1, groups)
+			conformance.RunRandomModel(t, model(n, named, &exact), 1, 100)
 			t.Logf("%d answers as in the table; HNS cannot do: %v", exact, named)
 		})
 	}
