@@ -10,6 +10,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
+	"sluice/test/daemon/testbed"
 )
 
 // earlierRule is what another program puts before our rules.
@@ -33,11 +34,11 @@ const bypassed = "BYPASSED: no rule of the service proxy that chooses an endpoin
 
 var earlierRules = []earlierRule{
 	{
-		fault: "others' rule before ours sends a Service's packets elsewhere", by: podB, told: bypassed,
+		fault: "others' rule before ours sends a Service's packets elsewhere", by: testbed.PodB, told: bypassed,
 		script: either(chainBefore("nat", "-110", "ip daddr WEB tcp dport 80 dnat to POD:8080"),
 			"iptables-nft -t nat -I PREROUTING -d WEB -p tcp --dport 80 -j DNAT --to POD:8080"),
 	},
-	{fault: "others' nat chain before ours accepts a Service's packets", by: podA, script: in("rules", chainBefore("nat", "-110", "ip daddr WEB accept"))},
+	{fault: "others' nat chain before ours accepts a Service's packets", by: testbed.PodA, script: in("rules", chainBefore("nat", "-110", "ip daddr WEB accept"))},
 	{
 		fault: "others' rule before ours, in the same nat chain, accepts a Service's packets", told: bypassed,
 		script: in("iptables", "iptables-nft -t nat -I PREROUTING -d WEB -j ACCEPT"),
@@ -51,15 +52,15 @@ var earlierRules = []earlierRule{
 		script: either(chainBefore("filter", "-160", "ip daddr WEB drop"), "iptables-nft -t mangle -I PREROUTING -d WEB -j DROP"),
 	},
 	{
-		fault: "others' rule before ours accepts a Service's packets", by: podA,
+		fault: "others' rule before ours accepts a Service's packets", by: testbed.PodA,
 		script: either(chainBefore("filter", "-160", "ip daddr WEB accept"), "iptables-nft -t mangle -I PREROUTING -d WEB -j ACCEPT"),
 	},
 	{
-		fault: "others trace packets of another Service", by: podA,
+		fault: "others trace packets of another Service", by: testbed.PodA,
 		script: either(traceOthers, traceOthers),
 	},
 	{
-		fault: "others' rule before ours marks a Service's packets", by: podA,
+		fault: "others' rule before ours marks a Service's packets", by: testbed.PodA,
 		script: either(chainBefore("filter", "-160", "ip daddr WEB meta mark set 1"), "iptables-nft -t mangle -I PREROUTING -d WEB -j MARK --set-mark 1"),
 	},
 }
@@ -68,18 +69,17 @@ var earlierRules = []earlierRule{
 // match; neither they nor our rules are changed, no connection to another Service fails, and sluice
 // explain names the obstacle.
 func TestRulesBeforeOurs(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables", legacy, "userspace"} {
+	for _, mode := range []string{"nftables", "iptables", testbed.Legacy, "userspace"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			s := newForeignSite(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.write("other.yaml", service("other", secondIP, podB))
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Write("other.yaml", testbed.Service("other", testbed.SecondIP, testbed.PodB))
 			for _, c := range earlierRules {
-				if s.of(mode, c.script) != "" && (mode != "userspace" || c.told == "") { // whose rules are at another hook than nat's
+				if scriptFor(bed, mode, c.script) != "" && (mode != "userspace" || c.told == "") { // whose rules are at another hook than nat's
 					t.Run(c.fault, func(t *testing.T) {
-						s := *s
-						s.t = t
-						s.follows(mode, c)
+						bed := bed.For(t)
+						follows(bed, mode, c)
 					})
 				}
 			}
@@ -88,51 +88,51 @@ func TestRulesBeforeOurs(t *testing.T) {
 }
 
 // follows runs a daemon, and another program that comes before its rules.
-func (s *site) follows(mode string, c earlierRule) {
-	s.clear(mode)
-	d := s.start(nil)
-	defer d.end(syscall.SIGTERM)
-	eventually(s.t, "the Service", s.answers(clusterIP, podA))
-	s.await() // by then it watches
-	load, logged := s.load(1, secondIP), s.logged(d)
-	s.run("sh", "-ec", strings.NewReplacer("WEB", clusterIP.Addr().String(), "POD", podB.String()).Replace(s.of(mode, c.script)))
-	theirs := s.theirs()
-	if by, fate := s.ask(client, clusterIP); (fate == traffic.Answered) != c.by.IsValid() || by != c.by {
-		s.t.Errorf("%v by %v, want an answer by %v", fate, by, c.by)
+func follows(bed *testbed.Testbed, mode string, c earlierRule) {
+	clearRules(bed, mode)
+	d := bed.Start(nil)
+	defer d.End(syscall.SIGTERM)
+	testbed.Eventually(bed.T, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	bed.AwaitSync() // by then it watches
+	load, logged := bed.Load(1, testbed.SecondIP), awaitFirstSyncLogged(bed, d)
+	bed.Run("sh", "-ec", strings.NewReplacer("WEB", testbed.ClusterIP.Addr().String(), "POD", testbed.PodB.String()).Replace(scriptFor(bed, mode, c.script)))
+	theirs := otherRules(bed)
+	if by, fate := bed.Ask(testbed.ClientIP, testbed.ClusterIP); (fate == traffic.Answered) != c.by.IsValid() || by != c.by {
+		bed.T.Errorf("%v by %v, want an answer by %v", fate, by, c.by)
 	}
-	if mode != legacy { // whose rules cannot be followed
-		s.tellsWhy(c.told)
+	if mode != testbed.Legacy { // whose rules cannot be followed
+		tellsWhy(bed, c.told)
 	}
-	s.isAsNew(mode)
-	wait(s.t, 500*time.Millisecond) // in which all is looked at again
-	if seen := foreignLine.FindAllString(d.log()[logged:], -1); len(seen) > 0 || fullSync.MatchString(d.log()[logged:]) {
-		s.t.Errorf("rules are repaired that nobody changed: %q", seen)
+	bed.AwaitFreshRules(mode)
+	testbed.Pause(bed.T, 500*time.Millisecond) // in which all is looked at again
+	if seen := foreignLine.FindAllString(d.Log()[logged:], -1); len(seen) > 0 || fullSync.MatchString(d.Log()[logged:]) {
+		bed.T.Errorf("rules are repaired that nobody changed: %q", seen)
 	}
-	if now := s.theirs(); now != theirs {
-		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
+	if now := otherRules(bed); now != theirs {
+		bed.T.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
 	}
 	made, failed := load()
-	s.report(failed)
-	reliability.Record(s.t, reliability.Result{
+	bed.Report(failed)
+	reliability.Record(bed.T, reliability.Result{
 		Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Note: "the requests are to another Service, which the rule is not about",
 	})
 }
 
 // tellsWhy follows a packet of the client's, and wants to be told what is in its way.
-func (s *site) tellsWhy(want string) {
-	s.t.Helper()
+func tellsWhy(bed *testbed.Testbed, want string) {
+	bed.T.Helper()
 	type answer struct {
 		text string
 		code int
 	}
 	told := make(chan answer, 1)
 	go func() {
-		text, code := s.tell("explain", "default/web", "--from", client.String(), "--trace=10s")
+		text, code := bed.Sluice("explain", "default/web", "--from", testbed.ClientIP.String(), "--trace=10s")
 		told <- answer{strings.Join(strings.Fields(text), " "), code}
 	}()
 	var got answer
-	eventually(s.t, "a packet of the client's", func() bool {
-		s.ask(client, clusterIP)
+	testbed.Eventually(bed.T, "a packet of the client's", func() bool {
+		bed.Ask(testbed.ClientIP, testbed.ClusterIP)
 		select {
 		case got = <-told:
 			return true
@@ -142,6 +142,6 @@ func (s *site) tellsWhy(want string) {
 	})
 	finding := strings.Contains(got.text, "BYPASSED") || strings.Contains(got.text, "DROPPED")
 	if !strings.Contains(got.text, want) || finding != (want != "") || got.code != map[bool]int{true: 1}[finding] {
-		s.t.Errorf("exit %d, want %q: %s", got.code, want, got.text)
+		bed.T.Errorf("exit %d, want %q: %s", got.code, want, got.text)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 )
 
 // followTime is how long the daemon may take until what it was told is in force.
@@ -46,7 +47,7 @@ var changes = []struct {
 	{"sessionAffinity on and off", 4, (*web).affinity, nil},
 	{"trafficDistribution on and off", 4, (*web).distribution, nil},
 	{"targetPort changed and back", 4, (*web).targetPort, nil},
-	{"port changed and back", 4, (*web).port, func(w *web) []*stream { return w.toPorts(clusterIP.Addr(), w.pod, 1000) }},
+	{"port changed and back", 4, (*web).port, func(w *web) []*stream { return w.toPorts(testbed.ClusterIP.Addr(), w.pod, 1000) }},
 	{"nodePort changed and back", 4, (*web).nodePort, func(w *web) []*stream { return w.toPorts(nodeAddr, w.outside, 31000) }},
 	{"port renamed", 4, (*web).rename, nil},
 	{"daemon replaced by the former version and back", 4, (*web).upgrade, (*web).findFormer},
@@ -58,7 +59,7 @@ var changes = []struct {
 // pod, the node and outside. No request may fail, and none may be answered by a pod that
 // was not usable while it ran.
 func TestTrafficUnderChange(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
@@ -84,12 +85,12 @@ func TestTrafficUnderChange(t *testing.T) {
 
 // web is a Service with pods, and what the daemon was told of it.
 type web struct {
-	*site
+	*testbed.Testbed
 	mode         string
 	hosts        *podHosts
 	pod, outside origin
 	node         origin
-	daemon       *process
+	daemon       *testbed.Daemon
 	fence        uint16
 	now          moment // what is told next
 	history      history
@@ -101,12 +102,12 @@ type web struct {
 // newWeb starts a daemon, and returns when it serves so many pods.
 func newWeb(t *testing.T, mode string, pods int) *web {
 	t.Helper()
-	w := &web{site: newSiteFor(t, mode), mode: mode}
-	w.pod = origin{name: "a pod", host: w.client}
-	w.node = origin{name: "the node", host: w.lab.Node()}
-	w.outside = origin{name: "outside", host: w.lab.Outside(), src: outsider}
+	w := &web{Testbed: testbed.NewFor(t, mode), mode: mode}
+	w.pod = origin{name: "a pod", host: w.Client}
+	w.node = origin{name: "the node", host: w.Lab.Node()}
+	w.outside = origin{name: "outside", host: w.Lab.Outside(), src: outsider}
 	var err error
-	if w.hosts, err = newPodHosts(w.lab); err != nil {
+	if w.hosts, err = newPodHosts(w.Lab); err != nil {
 		t.Fatal(err)
 	}
 	w.now = moment{service: newService(mode), targets: map[string]uint16{}, local: lab.Config{}.LocalAddrs()}
@@ -114,7 +115,7 @@ func newWeb(t *testing.T, mode string, pods int) *web {
 		w.now.targets[p.Name] = uint16(p.TargetPort.IntVal)
 	}
 	w.now.members = w.newMembers(pods, ready)
-	w.daemon = w.start(nil)
+	w.daemon = w.Start(nil)
 	w.publish(nil)
 	return w
 }
@@ -124,7 +125,7 @@ func newService(mode string) *v1.Service {
 	s := &v1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
-		Spec:       v1.ServiceSpec{Type: v1.ServiceTypeNodePort, ClusterIP: clusterIP.Addr().String()},
+		Spec:       v1.ServiceSpec{Type: v1.ServiceTypeNodePort, ClusterIP: testbed.ClusterIP.Addr().String()},
 	}
 	add := func(name string, protocol v1.Protocol, port, target int32) {
 		p := v1.ServicePort{Name: name, Protocol: protocol, Port: port, NodePort: 30000 + port}
@@ -143,15 +144,15 @@ func newService(mode string) *v1.Service {
 
 // newMembers starts pods.
 func (w *web) newMembers(n int, in phase) (members []member) {
-	w.t.Helper()
+	w.T.Helper()
 	for range n {
 		p, err := w.hosts.add()
 		if err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
-		w.t.Cleanup(func() {
+		w.T.Cleanup(func() {
 			if err := p.close(); err != nil {
-				w.t.Error(err)
+				w.T.Error(err)
 			}
 		})
 		members = append(members, member{p, in})
@@ -161,7 +162,7 @@ func (w *web) newMembers(n int, in phase) (members []member) {
 
 // streams are those that every change has.
 func (w *web) streams() []*stream {
-	vip, node := clusterIP.Addr(), nodeAddr
+	vip, node := testbed.ClusterIP.Addr(), nodeAddr
 	at := netip.AddrPortFrom
 	out := []*stream{
 		{kind: fresh, protocol: proxy.TCP, from: w.pod, to: at(vip, 80)},
@@ -198,11 +199,11 @@ func (w *web) toPorts(addr netip.Addr, from origin, base uint16) []*stream {
 }
 
 // hold lets requests come for a while.
-func (w *web) hold() { wait(w.t, traffic.Scaled(150*time.Millisecond)) }
+func (w *web) hold() { testbed.Pause(w.T, traffic.Scaled(150*time.Millisecond)) }
 
 // publish changes what there is, tells it to the daemon and waits until that is in force.
 func (w *web) publish(change func(*moment)) {
-	w.t.Helper()
+	w.T.Helper()
 	w.now.service, w.now.members = w.now.service.DeepCopy(), slices.Clone(w.now.members)
 	w.now.local, w.now.targets = slices.Clone(w.now.local), maps.Clone(w.now.targets)
 	if w.now.at = time.Now(); change != nil {
@@ -216,23 +217,23 @@ func (w *web) publish(change func(*moment)) {
 	w.passFence()
 	m.inForce = time.Now()
 	if took := m.inForce.Sub(m.at); len(w.history) > 1 && took > traffic.Scaled(followTime) {
-		w.t.Errorf("in force after %v", took)
+		w.T.Errorf("in force after %v", took)
 	}
 }
 
 // passFence changes a Service that nobody asks, and waits until that and all else is in force.
 func (w *web) passFence() {
-	w.t.Helper()
+	w.T.Helper()
 	w.fence = w.fence%60000 + 1
-	at := netip.AddrPortFrom(secondIP.Addr(), w.fence)
-	w.write("fence.yaml", service("fence", at))
-	eventually(w.t, "what was written", func() bool {
-		c := statusapi.AtSocket(w.socket)
+	at := netip.AddrPortFrom(testbed.SecondIP.Addr(), w.fence)
+	w.Write("fence.yaml", testbed.Service("fence", at))
+	testbed.Eventually(w.T, "what was written", func() bool {
+		c := statusapi.AtSocket(w.Socket)
 		var s statusapi.Service
 		var n statusapi.Node
-		err := c.Get(w.t.Context(), statusapi.ServicesPath+"/default/fence", nil, &s)
+		err := c.Get(w.T.Context(), statusapi.ServicesPath+"/default/fence", nil, &s)
 		if err == nil {
-			err = c.Get(w.t.Context(), statusapi.NodePath, nil, &n)
+			err = c.Get(w.T.Context(), statusapi.NodePath, nil, &n)
 		}
 		return err == nil && len(s.Rows) == 1 && len(s.Rows[0].Frontends) == 1 && s.Rows[0].Frontends[0].Address == at.String() && n.InForce()
 	})
@@ -240,14 +241,14 @@ func (w *web) passFence() {
 
 // writeChanged writes an object if it is not what was written last.
 func (w *web) writeChanged(name string, last *string, object any) {
-	w.t.Helper()
+	w.T.Helper()
 	text, err := json.Marshal(object)
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	if string(text) != *last {
 		*last = string(text)
-		w.write(name, *last)
+		w.Write(name, *last)
 	}
 }
 
@@ -280,7 +281,7 @@ func (m *moment) slice() *discoveryv1.EndpointSlice {
 
 // report judges all requests and says what came of them.
 func (w *web) report(change string, streams []*stream) {
-	w.t.Helper()
+	w.T.Helper()
 	res := reliability.Result{Fault: change, Mode: w.mode, Tried: 1}
 	associations := reliability.Result{Fault: "a Service changes in all these ways, SCTP alone", Mode: w.mode, Tried: 1}
 	for _, m := range w.history[1:] {
@@ -317,20 +318,20 @@ func (w *web) report(change string, streams []*stream) {
 			associations.Misdirected += res.Misdirected - before.Misdirected
 		}
 		if len(faults) > 0 {
-			w.t.Errorf("%v: %d of %d requests went wrong:\n%s", st, len(faults), len(st.requests), strings.Join(faults[:min(len(faults), 5)], "\n"))
+			w.T.Errorf("%v: %d of %d requests went wrong:\n%s", st, len(faults), len(st.requests), strings.Join(faults[:min(len(faults), 5)], "\n"))
 		}
 		least := 5
 		if st.protocol == proxy.SCTP {
 			least = 2 // a socket of it may miss that it is refused, and tries again after three seconds
 		}
 		if len(st.requests) < least {
-			w.t.Errorf("%v: hardly a request", st)
+			w.T.Errorf("%v: hardly a request", st)
 		}
 	}
 	res.Note = note(closed, cut, refused, lost)
-	reliability.Record(w.t, res)
+	reliability.Record(w.T, res)
 	if w.mode != "userspace" && hasSCTP() {
-		reliability.Record(w.t, associations)
+		reliability.Record(w.T, associations)
 	}
 }
 
@@ -361,7 +362,7 @@ func note(closed, cut, refused, lost int) string {
 
 // receive finds out which datagrams of a stream arrived. The last one may be under way.
 func (w *web) receive(st *stream) {
-	w.t.Helper()
+	w.T.Helper()
 	if st.kind != oneWay {
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"sluice/internal/conformance/traffic"
+	"sluice/test/daemon/testbed"
 )
 
 // inPhase puts some pods into a phase.
@@ -46,18 +47,18 @@ func add(pods ...member) func(*moment) {
 
 // move lets requests come until flows of datagrams must have moved, and a while longer.
 func (w *web) move() {
-	wait(w.t, traffic.Scaled(moveTime))
+	testbed.Pause(w.T, traffic.Scaled(moveTime))
 	w.hold()
 }
 
 // end lets pods that terminate serve no more, and then closes them.
 func (w *web) end(pods ...member) {
-	w.t.Helper()
+	w.T.Helper()
 	w.publish(inPhase(ending, pods...))
 	w.move()
 	for _, p := range pods {
 		if err := p.close(); err != nil {
-			w.t.Error(err)
+			w.T.Error(err)
 		}
 	}
 }
@@ -95,7 +96,7 @@ func (w *web) scaleToZero() {
 
 // spec changes the Service.
 func (w *web) spec(change func(*v1.ServiceSpec)) {
-	w.t.Helper()
+	w.T.Helper()
 	w.publish(func(m *moment) { change(&m.service.Spec) })
 	w.hold()
 }
@@ -145,7 +146,7 @@ func (w *web) distribution() {
 func (w *web) targetPort() {
 	for _, m := range w.now.members {
 		if err := m.listen(w.hosts, answerPort+10); err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 	}
 	for _, port := range []uint16{answerPort + 10, answerPort} {
@@ -203,15 +204,15 @@ func (w *web) nodeAddress() {
 	for range 2 {
 		w.publish(func(m *moment) {
 			m.local = append(m.local, guestAddr)
-			if err := w.lab.Node().Bind(guestAddr); err != nil {
-				w.t.Fatal(err)
+			if err := w.Lab.Node().Bind(guestAddr); err != nil {
+				w.T.Fatal(err)
 			}
 		})
 		w.hold()
 		w.publish(func(m *moment) {
 			m.local = m.local[:len(m.local)-1]
-			if err := w.lab.Node().Unbind(guestAddr); err != nil {
-				w.t.Fatal(err)
+			if err := w.Lab.Node().Unbind(guestAddr); err != nil {
+				w.T.Fatal(err)
 			}
 		})
 		w.hold()

@@ -13,6 +13,7 @@ import (
 	"sluice/internal/conformance"
 	"sluice/internal/conformance/churn"
 	"sluice/internal/conformance/lab"
+	"sluice/test/daemon/testbed"
 )
 
 // histories is how many each mode goes through.
@@ -20,10 +21,7 @@ var histories = flag.Int("churn", 8, "run this many random `HISTORIES` in each m
 
 // TestChurn runs random histories with the whole daemon and a folder of manifests.
 func TestChurn(t *testing.T) {
-	program, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := testbed.Binary(t)
 	churn.SetHistories(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice/internal/conformance/ruleset"
+	"sluice/test/daemon/testbed"
 )
 
 // theirs makes rules, sets and links of others, some of them with names like
@@ -52,39 +51,6 @@ ip link add theirs0 type bridge
 ip address add 192.0.2.7/32 dev theirs0
 `
 
-// kinds is a Service that has all kinds of addresses and rules, and one without
-// an endpoint.
-const kinds = `
-apiVersion: v1
-kind: Service
-metadata: {name: kinds}
-spec:
-  type: LoadBalancer
-  clusterIP: 172.30.0.30
-  clusterIPs: [172.30.0.30]
-  ports: [{name: http, port: 80, nodePort: 30080}, {name: dns, protocol: UDP, port: 53, nodePort: 30053}]
-  sessionAffinity: ClientIP
-  externalIPs: [198.51.100.7]
-  externalTrafficPolicy: Local
-  healthCheckNodePort: 30900
-  loadBalancerSourceRanges: [203.0.113.0/24]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.8}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: kinds-1, labels: {kubernetes.io/service-name: kinds}}
-addressType: IPv4
-ports: [{name: http, port: 8080}, {name: dns, protocol: UDP, port: 8053}]
-endpoints:
-- {addresses: [10.0.0.11], nodeName: test-node}
-- {addresses: [10.0.0.12], nodeName: other-node}
----
-apiVersion: v1
-kind: Service
-metadata: {name: empty}
-spec: {type: NodePort, clusterIP: 172.30.0.31, ports: [{port: 80, nodePort: 30081}]}
-`
-
 // TestCleanup runs the daemon in its modes, cleans up, and checks that the host is as it was before
 // the first start.
 func TestCleanup(t *testing.T) {
@@ -104,39 +70,42 @@ func TestCleanup(t *testing.T) {
 		{"one mode after the other, variant legacy", "legacy", []string{"iptables", "nftables", "iptables"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newSite(t)
+			bed := testbed.New(t)
 			if c.hint != "" {
-				s.run("sh", "-c", strings.ReplaceAll(theirs, "$HINT", c.hint))
+				bed.Run("sh", "-c", strings.ReplaceAll(theirs, "$HINT", c.hint))
 			}
-			places, pinned := sockets(t, c.modes)
-			before := s.ruleset()
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.write("six.yaml", service("six", clusterV6, podV6))
-			s.write("kinds.yaml", kinds)
+			var places []string
+			if slices.Contains(c.modes, "ebpf") {
+				places = testbed.EBPFFlags(t)
+			}
+			before := bed.Ruleset()
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Write("six.yaml", testbed.Service("six", testbed.ClusterV6, testbed.PodV6))
+			bed.Write("kinds.yaml", testbed.AllKinds)
 			for i, mode := range c.modes {
-				d := s.start(nil, append(places, "--proxy-mode", mode)...)
-				eventually(t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
-				eventually(t, "the IPv4 Service", s.answers(clusterIP, podA))
-				eventually(t, "the IPv6 Service", s.answers(clusterV6, podV6))
-				if c.hint != "" && mode == "iptables" && !strings.Contains(d.log(), `variant="`+c.hint+`"`) {
+				d := bed.Start(nil, append(places, "--proxy-mode", mode)...)
+				d.AwaitFirstSync()
+				testbed.Eventually(t, "the IPv4 Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+				testbed.Eventually(t, "the IPv6 Service", bed.Answers(testbed.ClusterV6, testbed.PodV6))
+				if c.hint != "" && mode == "iptables" && !strings.Contains(d.Log(), `variant="`+c.hint+`"`) {
 					t.Errorf("the daemon does not use the variant %s", c.hint)
 				}
-				if mode == "ebpf" && len(pinned()) == 0 {
+				if mode == "ebpf" && len(pinned(t, places)) == 0 {
 					t.Error("there are no programs")
 				}
-				d.end([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2])
+				d.End([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2])
 			}
-			if s.ruleset() == before {
+			if bed.Ruleset() == before {
 				t.Fatal("the daemon has left nothing to clean up")
 			}
 			for range 2 { // the second time there is nothing to do
-				if code := s.start(nil, append(places, "--cleanup")...).wait(); code != 0 {
+				if code := bed.Start(nil, append(places, "--cleanup")...).Wait(); code != 0 {
 					t.Errorf("exit code %d", code)
 				}
-				if diff := cmp.Diff(before, s.ruleset()); diff != "" {
+				if diff := cmp.Diff(before, bed.Ruleset()); diff != "" {
 					t.Errorf("the host is not as it was (-before +after):\n%s", diff)
 				}
-				if left := pinned(); len(left) > 0 {
+				if left := pinned(t, places); len(left) > 0 {
 					t.Errorf("programs and maps are left: %v", left)
 				}
 			}
@@ -144,41 +113,15 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// sockets returns where mode ebpf is to meet the host, if it is among some modes, and
-// what is pinned there.
-func sockets(t *testing.T, modes []string) (flags []string, pinned func() []string) {
+// pinned returns what mode ebpf has at the places that flags name.
+func pinned(t *testing.T, places []string) []string {
 	t.Helper()
-	if !slices.Contains(modes, "ebpf") {
-		return nil, func() []string { return nil }
+	if len(places) == 0 {
+		return nil
 	}
-	cgroup, bpf := bpfPlaces(t)
-	return []string{"--cgroup-root", cgroup, "--bpf-root", filepath.Join(bpf, "sluice")}, func() []string {
-		all, err := filepath.Glob(filepath.Join(bpf, "sluice*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
-}
-
-// ruleset returns what the node does with packets.
-func (s *site) ruleset() string {
-	s.t.Helper()
-	text, err := ruleset.Of(s.lab.Node())
+	all, err := filepath.Glob(places[3] + "*")
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return text
-}
-
-// run runs a program on the node.
-func (s *site) run(name string, args ...string) {
-	s.t.Helper()
-	var out []byte
-	if err := s.lab.Node().Do(func() (err error) {
-		out, err = exec.Command(name, args...).CombinedOutput()
-		return err
-	}); err != nil {
-		s.t.Fatalf("run %s: %v\n%s", name, err, out)
-	}
+	return all
 }

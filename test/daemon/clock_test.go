@@ -3,6 +3,7 @@ package daemon
 import (
 	"net/netip"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
-	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 	"sluice/test/vm/guest"
 )
 
@@ -25,33 +26,33 @@ func TestClockJumps(t *testing.T) {
 	}
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.write("sticky.yaml", stuck("sessionAffinity: ClientIP,", "TCP", podA.String(), podB.String()))
-			d := s.start(nil)
-			s.await()
-			open := s.openEcho()
-			stays := s.stays(netip.MustParseAddrPort(stuckIP + ":80"))
-			load := s.load(2, clusterIP)
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Write("sticky.yaml", strings.Replace(testbed.Service("sticky", stickyIP, testbed.PodA, testbed.PodB), "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1))
+			d := bed.Start(nil)
+			bed.AwaitSync()
+			open := bed.OpenEcho()
+			stays := keepsEndpoint(bed, netip.MustParseAddrPort(stuckIP+":80"))
+			load := bed.Load(2, testbed.ClusterIP)
 			var repairs []time.Duration
 			jumps := []time.Duration{5 * time.Hour, -10 * time.Hour, 5 * time.Hour}
 			for i, jump := range jumps {
-				next := s.start(nil)
-				d.end(syscall.SIGTERM)
+				next := bed.Start(nil)
+				d.End(syscall.SIGTERM)
 				d = next
-				s.await()
+				bed.AwaitSync()
 				setClock(t, jump)
 				stays()
 				began := time.Now()
-				to := []netip.Addr{podB, podA}[i%2]
-				s.write("web.yaml", service("web", clusterIP, to))
-				eventually(t, "a change", s.answers(clusterIP, to))
+				to := []netip.Addr{testbed.PodB, testbed.PodA}[i%2]
+				bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, to))
+				testbed.Eventually(t, "a change", bed.Answers(testbed.ClusterIP, to))
 				repairs = append(repairs, time.Since(began))
-				s.tellsTime()
+				tellsTime(bed)
 			}
 			made, failed := load()
-			s.report(failed)
-			s.alive(open, "afterwards")
+			bed.Report(failed)
+			bed.WantAlive(open, "afterwards")
 			reliability.Record(t, reliability.Result{
 				Fault: "clock set forward or back by hours", Mode: mode, Tried: len(jumps), Requests: made, Failed: len(failed), Repairs: repairs,
 				Note: "a repair is a change of endpoints that comes right after",
@@ -59,6 +60,9 @@ func TestClockJumps(t *testing.T) {
 		})
 	}
 }
+
+// stickyIP is the address of a Service with session affinity.
+var stickyIP = netip.MustParseAddrPort("172.30.0.30:80")
 
 // setClock changes the clock of this machine, which is a virtual one.
 func setClock(t *testing.T, by time.Duration) {
@@ -69,35 +73,32 @@ func setClock(t *testing.T, by time.Duration) {
 	}
 }
 
-// stays returns what checks that the client has the endpoint that it has now.
-func (s *site) stays(with netip.AddrPort) func() {
-	first, fate := s.ask(client, with)
+// keepsEndpoint returns what checks that the client has the endpoint that it has now.
+func keepsEndpoint(bed *testbed.Testbed, with netip.AddrPort) func() {
+	first, fate := bed.Ask(testbed.ClientIP, with)
 	if fate != traffic.Answered {
-		s.t.Fatalf("the client is not served: %v", fate)
+		bed.T.Fatalf("the client is not served: %v", fate)
 	}
 	return func() {
-		s.t.Helper()
+		bed.T.Helper()
 		for range 10 {
-			if by, fate := s.ask(client, with); by != first {
-				s.t.Fatalf("the client came to %v (%v), not to %v", by, fate, first)
+			if by, fate := bed.Ask(testbed.ClientIP, with); by != first {
+				bed.T.Fatalf("the client came to %v (%v), not to %v", by, fate, first)
 			}
 		}
 	}
 }
 
 // tellsTime wants a daemon that is healthy and says for how long it has been running.
-func (s *site) tellsTime() {
-	s.t.Helper()
-	var n statusapi.Node
-	if err := statusapi.AtSocket(s.socket).Get(s.t.Context(), statusapi.NodePath, nil, &n); err != nil {
-		s.t.Fatal(err)
-	}
+func tellsTime(bed *testbed.Testbed) {
+	bed.T.Helper()
+	n := nodeStatus(bed)
 	if n.Sync.Last == nil || !n.Health.Healthy {
-		s.t.Fatalf("its health: %+v, its syncs: %+v", n.Health, n.Sync)
+		bed.T.Fatalf("its health: %+v, its syncs: %+v", n.Health, n.Sync)
 	}
 	for what, ago := range map[string]time.Duration{"start": n.Now.Sub(n.Started), "last sync": n.Now.Sub(*n.Sync.Last)} {
 		if ago < 0 || ago > time.Hour {
-			s.t.Errorf("its %s was %v ago", what, ago)
+			bed.T.Errorf("its %s was %v ago", what, ago)
 		}
 	}
 }

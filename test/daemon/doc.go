@@ -1,3 +1,3 @@
 // Package daemon tests the daemon as its users run it: the real binary, in a network namespace,
-// with a folder of manifests and real packets. It has no other code.
+// with a folder of manifests and real packets. What its tests have in common is in package testbed.
 package daemon

@@ -1,11 +1,8 @@
 package daemon
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -14,41 +11,20 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"sluice/internal/proxy"
+	"sluice/test/daemon/testbed"
 )
-
-// get asks one of the daemon's servers, from the node itself.
-func (s *site) get(url string) (code int, body string, err error) {
-	client := &http.Client{
-		Timeout:   5 * time.Second,
-		Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.dial},
-	}
-	resp, err := client.Get(url)
-	if err != nil {
-		return 0, "", err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b), err
-}
-
-// dial connects from the node.
-func (s *site) dial(ctx context.Context, _, addr string) (net.Conn, error) {
-	return s.lab.Node().Dial(ctx, proxy.TCP, netip.Addr{}, netip.MustParseAddrPort(addr))
-}
 
 // TestServers asks the health and metrics servers what operators ask.
 func TestServers(t *testing.T) {
-	s := newSite(t)
-	s.write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: test-node}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.2}]}\n")
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.start(nil)
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	eventually(t, "health", func() bool {
-		code, body, err := s.get("http://127.0.0.1:10256/healthz")
-		return err == nil && code == http.StatusOK && strings.Contains(body, `"nodeEligible":true`)
+	bed := testbed.New(t)
+	bed.Write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: test-node}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.2}]}\n")
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Start(nil)
+	testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	testbed.Eventually(t, "health", func() bool {
+		code, body := bed.Health()
+		return code == http.StatusOK && strings.Contains(body, `"nodeEligible":true`)
 	})
 	for path, want := range map[string]string{
 		"/metrics":   `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`,
@@ -58,29 +34,29 @@ func TestServers(t *testing.T) {
 		"/healthz":   "ok",
 		"/configz":   `"kubeproxy.config.k8s.io"`,
 	} {
-		code, body, err := s.get("http://127.0.0.1:10249" + path)
+		code, body, err := bed.Get("http://127.0.0.1:10249" + path)
 		if err != nil || code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, %v, without %q:\n%.300s", path, code, err, want, body)
 		}
 	}
-	_, body, _ := s.get("http://127.0.0.1:10249/configz")
+	_, body, _ := bed.Get("http://127.0.0.1:10249/configz")
 	var z map[string]map[string]any
 	if err := json.Unmarshal([]byte(body), &z); err != nil || z["kubeproxy.config.k8s.io"]["kind"] != "KubeProxyConfiguration" {
 		t.Errorf("configz: %v, %.200s", err, body)
 	}
-	if code, _, _ := s.get("http://127.0.0.1:10249/debug/pprof/"); code != http.StatusNotFound {
+	if code, _, _ := bed.Get("http://127.0.0.1:10249/debug/pprof/"); code != http.StatusNotFound {
 		t.Errorf("pprof answers %d without --profiling", code)
 	}
 }
 
 // TestNoServers switches both servers off.
 func TestNoServers(t *testing.T) {
-	s := newSite(t)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.start(nil, "--healthz-bind-address", "", "--metrics-bind-address", "")
-	eventually(t, "the Service", s.answers(clusterIP, podA))
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Start(nil, "--healthz-bind-address", "", "--metrics-bind-address", "")
+	testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
 	for _, port := range []int{10249, 10256} {
-		if code, _, err := s.get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port)); err == nil {
+		if code, _, err := bed.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port)); err == nil {
 			t.Errorf("port %d answers %d", port, code)
 		}
 	}
@@ -96,47 +72,44 @@ metricsBindAddress: "%s"
 
 // TestReload changes the file under a running daemon, as a ConfigMap volume does.
 func TestReload(t *testing.T) {
-	s := newSite(t)
-	np := strings.Replace(service("web", clusterIP, podA), "ports: [{name: http, port: 80}]", "type: NodePort\n  ports: [{name: http, port: 80, nodePort: 30080}]", 1)
-	s.write("web.yaml", np)
+	bed := testbed.New(t)
+	np := strings.Replace(testbed.Service("web", testbed.ClusterIP, testbed.PodA), "ports: [{name: http, port: 80}]", "type: NodePort\n  ports: [{name: http, port: 80, nodePort: 30080}]", 1)
+	bed.Write("web.yaml", np)
 	volume := t.TempDir()
 	config := filepath.Join(volume, "config.conf")
 	swap(t, volume, 1, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.0.0/24", "127.0.0.1:10249"))
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := s.start(func(c *exec.Cmd) {
-		c.Args = []string{path, "--config", config, "--manifests", s.dir, "--hostname-override", "test-node"}
+	path := testbed.Binary(t)
+	d := bed.Start(func(c *exec.Cmd) {
+		c.Args = []string{path, "--config", config, "--manifests", bed.Dir, "--hostname-override", "test-node"}
 	})
 	first, second := netip.MustParseAddrPort("192.168.0.2:30080"), netip.MustParseAddrPort("192.168.1.2:30080")
-	eventually(t, "the NodePort", s.answers(first, podA))
-	if s.answers(second, podA)() {
+	testbed.Eventually(t, "the NodePort", bed.Answers(first, testbed.PodA))
+	if bed.Answers(second, testbed.PodA)() {
 		t.Error("NodePort is open on an address that was not asked for")
 	}
 
 	swap(t, volume, 2, "kind: nonsense\n")
-	eventually(t, "a line about the bad file", func() bool { return strings.Contains(d.log(), "config.conf") })
+	d.AwaitLog("config.conf")
 	swap(t, volume, 3, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"))
-	eventually(t, "the NodePort on the other address", s.answers(second, podA))
-	eventually(t, "the metrics server at its new address", func() bool {
-		code, _, err := s.get("http://127.0.0.1:11249/proxyMode")
+	testbed.Eventually(t, "the NodePort on the other address", bed.Answers(second, testbed.PodA))
+	testbed.Eventually(t, "the metrics server at its new address", func() bool {
+		code, _, err := bed.Get("http://127.0.0.1:11249/proxyMode")
 		return err == nil && code == http.StatusOK
 	})
-	if s.answers(first, podA)() {
+	if bed.Answers(first, testbed.PodA)() {
 		t.Error("NodePort is still open on the first address")
 	}
 
 	swap(t, volume, 4, strings.Replace(fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"), "mode:", "oomScoreAdj: -500\nmode:", 1))
-	eventually(t, "a line about the restart", func() bool {
-		return strings.Contains(d.log(), `need a restart, which nodes do at different times" in=`)
+	testbed.Eventually(t, "a line about the restart", func() bool {
+		return strings.Contains(d.Log(), `need a restart, which nodes do at different times" in=`)
 	})
 	swap(t, volume, 5, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"))
-	eventually(t, "a line that there is none", func() bool { return strings.Contains(d.log(), "no longer needs a restart") })
-	if !s.answers(second, podA)() {
+	d.AwaitLog("no longer needs a restart")
+	if !bed.Answers(second, testbed.PodA)() {
 		t.Error("the rules did not stay")
 	}
-	if code := d.end(syscall.SIGTERM); code != 0 {
+	if code := d.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -145,10 +118,8 @@ func TestReload(t *testing.T) {
 // to one that the node cannot do, and then to one that it can. The process and
 // open connections stay.
 func TestModeChange(t *testing.T) {
-	s := newSite(t)
-	echo := s.echo(podA, 9090)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.write("echo.yaml", strings.ReplaceAll(service("echo", secondIP, podA), "port: 8080", fmt.Sprintf("port: %d", echo)))
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 	dir := t.TempDir()
 	file, programs, note := filepath.Join(dir, "config.conf"), filepath.Join(dir, "bin"), ""
 	write := func(mode string) {
@@ -159,27 +130,23 @@ func TestModeChange(t *testing.T) {
 		}
 	}
 	write("nftables")
-	d := s.start(func(c *exec.Cmd) {
-		c.Args = append(c.Args[:1], "--config", file, "--manifests", s.dir, "--hostname-override", "test-node")
+	d := bed.Start(func(c *exec.Cmd) {
+		c.Args = append(c.Args[:1], "--config", file, "--manifests", bed.Dir, "--hostname-override", "test-node", "--status-socket", bed.Socket)
 		c.Env = []string{"PATH=" + programs}
 	})
 	mode := func() string {
-		_, body, err := s.get("http://127.0.0.1:10249/proxyMode")
+		_, body, err := bed.Get("http://127.0.0.1:10249/proxyMode")
 		if err != nil {
 			return ""
 		}
 		return body
 	}
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	open, err := s.client.Dial(t.Context(), proxy.TCP, client, secondIP)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
+	testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	open := bed.OpenEcho()
 
 	write("iptables")
-	eventually(t, "a line about the mode", func() bool { return strings.Contains(d.log(), "probe mode iptables: ") })
-	if mode() != "nftables" || !s.answers(clusterIP, podA)() {
+	d.AwaitLog("probe mode iptables: ")
+	if mode() != "nftables" || !bed.Answers(testbed.ClusterIP, testbed.PodA)() {
 		t.Error("the old mode did not stay in force")
 	}
 	if err := os.Symlink("/usr/sbin", programs); err != nil {
@@ -187,14 +154,14 @@ func TestModeChange(t *testing.T) {
 	}
 	note = "# Now it can.\n"
 	write("iptables")
-	eventually(t, "the other mode", func() bool { return mode() == "iptables" })
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	eventually(t, "the end of the old rules", func() bool { return !strings.Contains(s.tables(), "sluice") })
-	s.alive(open, "after the change")
-	if !strings.Contains(d.log(), `Restarting: the configuration changed in fields that need a restart: mode from "nftables" to "iptables"`) {
+	testbed.Eventually(t, "the other mode", func() bool { return mode() == "iptables" })
+	testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	testbed.Eventually(t, "the end of the old rules", func() bool { return !strings.Contains(bed.Tables(), "sluice") })
+	bed.WantAlive(open, "after the change")
+	if !strings.Contains(d.Log(), `Restarting: the configuration changed in fields that need a restart: mode from "nftables" to "iptables"`) {
 		t.Error("the log does not say why it restarts")
 	}
-	if code := d.end(syscall.SIGTERM); code != 0 {
+	if code := d.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d of the process that was started", code)
 	}
 }
@@ -227,35 +194,25 @@ func swap(t *testing.T, volume string, version int, text string) {
 // TestInitOnly prepares the node without an API server, and without rules but
 // those that keep others from loopback.
 func TestInitOnly(t *testing.T) {
-	s := newSite(t)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := s.start(func(c *exec.Cmd) {
+	bed := testbed.New(t)
+	path := testbed.Binary(t)
+	d := bed.Start(func(c *exec.Cmd) {
 		c.Args = []string{path, "--init-only", "--conntrack-udp-timeout", "77s", "--oom-score-adj", "0"}
 	})
-	if code := d.wait(); code != 0 {
+	if code := d.Wait(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	var got []byte
-	if err := s.lab.Node().Do(func() (err error) {
-		got, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
-		return err
-	}); err != nil || strings.TrimSpace(string(got)) != "77" {
-		t.Errorf("the UDP time-out is %q, %v", got, err)
+	if got := bed.Run("cat", "/proc/sys/net/netfilter/nf_conntrack_udp_timeout"); got != "77\n" {
+		t.Errorf("the UDP time-out is %q", got)
 	}
-	if got := s.tables(); got != "table ip sluice" || s.localnet() != "1" {
-		t.Errorf("the kernel has %q, route_localnet is %s", got, s.localnet())
+	if got := bed.Tables(); got != "table ip sluice" || localnet(bed) != "1" {
+		t.Errorf("the kernel has %q, route_localnet is %s", got, localnet(bed))
 	}
 }
 
 // TestKubeProxyName answers as kube-proxy when called so.
 func TestKubeProxyName(t *testing.T) {
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.Binary(t)
 	link := filepath.Join(t.TempDir(), "kube-proxy")
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
@@ -269,23 +226,23 @@ func TestKubeProxyName(t *testing.T) {
 // TestHealthCheckNodePort answers a load balancer's question, and stops when the
 // last local endpoint is gone.
 func TestHealthCheckNodePort(t *testing.T) {
-	s := newSite(t)
+	bed := testbed.New(t)
 	lb := func(endpoints ...netip.Addr) string {
-		return strings.Replace(service("web", clusterIP, endpoints...), "ports: [{name: http, port: 80}]",
+		return strings.Replace(testbed.Service("web", testbed.ClusterIP, endpoints...), "ports: [{name: http, port: 80}]",
 			"type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 30100\n  ports: [{name: http, port: 80, nodePort: 30080}]", 1)
 	}
-	s.write("web.yaml", lb(podA, podB))
-	d := s.start(nil)
+	bed.Write("web.yaml", lb(testbed.PodA, testbed.PodB))
+	d := bed.Start(nil)
 	check := func(code int, local int) func() bool {
 		return func() bool {
-			got, body, err := s.get("http://192.168.0.2:30100/")
+			got, body, err := bed.Get("http://192.168.0.2:30100/")
 			return err == nil && got == code && strings.Contains(body, fmt.Sprintf(`"localEndpoints": %d`, local))
 		}
 	}
-	eventually(t, "two endpoints", check(http.StatusOK, 2))
-	s.write("web.yaml", strings.ReplaceAll(lb(podA, podB), "test-node", "other-node"))
-	eventually(t, "no endpoint", check(http.StatusServiceUnavailable, 0))
-	d.end(syscall.SIGTERM)
+	testbed.Eventually(t, "two endpoints", check(http.StatusOK, 2))
+	bed.Write("web.yaml", strings.ReplaceAll(lb(testbed.PodA, testbed.PodB), "test-node", "other-node"))
+	testbed.Eventually(t, "no endpoint", check(http.StatusServiceUnavailable, 0))
+	d.End(syscall.SIGTERM)
 }
 
 // leftovers are rules like those of kube-proxy's iptables mode, which lead to an
@@ -309,26 +266,14 @@ COMMIT
 func TestTakeover(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
-			s := newSite(t)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			if err := s.lab.Node().Do(func() error {
-				cmd := exec.Command("iptables-" + variant + "-restore")
-				cmd.Stdin = strings.NewReader(leftovers)
-				return cmd.Run()
-			}); err != nil {
-				t.Fatal(err)
-			}
-			d := s.start(nil)
-			eventually(t, "the Service", s.answers(clusterIP, podA))
-			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed objects of another service proxy") })
-			var out []byte
-			if err := s.lab.Node().Do(func() (err error) {
-				out, err = exec.Command("iptables-" + variant + "-save").Output()
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if strings.Contains(string(out), "KUBE-") || !strings.Contains(string(out), "-j THEIRS") {
+			bed := testbed.New(t)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Run("sh", "-ec", "iptables-"+variant+"-restore <<'END'\n"+leftovers+"END")
+			d := bed.Start(nil)
+			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+			d.AwaitLog("Removed objects of another service proxy")
+			out := bed.Run("iptables-" + variant + "-save")
+			if strings.Contains(out, "KUBE-") || !strings.Contains(out, "-j THEIRS") {
 				t.Errorf("the rules are:\n%s", out)
 			}
 		})
@@ -338,20 +283,20 @@ func TestTakeover(t *testing.T) {
 // TestNodeManifestGoes has another Node take the place of this one in the folder, which need
 // have none: the daemon is as healthy as one that starts without it.
 func TestNodeManifestGoes(t *testing.T) {
-	s := newSite(t)
+	bed := testbed.New(t)
 	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: test-node}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.2}]}\n"
-	s.write("node.yaml", node)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.start(nil)
+	bed.Write("node.yaml", node)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Start(nil)
 	healthy := func() bool {
-		code, _, err := s.get("http://127.0.0.1:10256/healthz")
-		return err == nil && code == http.StatusOK
+		code, _ := bed.Health()
+		return code == http.StatusOK
 	}
-	eventually(t, "health", healthy)
-	s.write("node.yaml", strings.Replace(node, "test-node", "another", 1))
-	s.write("web.yaml", service("web", clusterIP, podB))
-	eventually(t, "what was written after it", s.answers(clusterIP, podB))
-	s.await()
+	testbed.Eventually(t, "health", healthy)
+	bed.Write("node.yaml", strings.Replace(node, "test-node", "another", 1))
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+	testbed.Eventually(t, "what was written after it", bed.Answers(testbed.ClusterIP, testbed.PodB))
+	bed.AwaitSync()
 	if !healthy() {
 		t.Error("not healthy without a Node")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 )
 
 // reasons are manifests in which everything that can be said of a packet by
@@ -69,14 +70,14 @@ endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
 // TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets, and sends the same
 // packets.
 func TestExplainIsWhatPacketsDo(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			s.flags[3] = "192.168.0.0/24" // takes NodePorts
-			s.write("web.yaml", strings.Replace(service("web", clusterIP, podA), "{name: web}", `{name: web, creationTimestamp: "2023-01-01T00:00:00Z"}`, 1))
-			s.write("reasons.yaml", reasons)
-			s.start(nil)
-			s.await()
+			bed := testbed.NewFor(t, mode)
+			bed.Flags[3] = "192.168.0.0/24" // takes NodePorts
+			bed.Write("web.yaml", strings.Replace(testbed.Service("web", testbed.ClusterIP, testbed.PodA), "{name: web}", `{name: web, creationTimestamp: "2023-01-01T00:00:00Z"}`, 1))
+			bed.Write("reasons.yaml", reasons)
+			bed.Start(nil)
+			bed.AwaitSync()
 			for _, tt := range []struct {
 				to     string
 				reason statusapi.Reason
@@ -96,20 +97,20 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 				{"172.30.0.25:80", statusapi.OtherProxy},
 				{"default/young", statusapi.LostClaim},
 			} {
-				s.explained(tt.to, tt.reason)
+				wantExplained(bed, tt.to, tt.reason)
 			}
 			for to, reason := range map[string]statusapi.Reason{"default/aside": statusapi.OtherProxy, "default/bare": statusapi.Headless} {
-				if text, code := s.tell("explain", to); code != 1 || !strings.Contains(text, string(reason)) {
+				if text, code := bed.Sluice("explain", to); code != 1 || !strings.Contains(text, string(reason)) {
 					t.Errorf("%s: exit %d, want %s: %s", to, code, reason, text)
 				}
 			}
-			if by, fate := s.ask(client, netip.AddrPortFrom(podB, 8080)); fate != traffic.Answered || by != podB {
+			if by, fate := bed.Ask(testbed.ClientIP, netip.AddrPortFrom(testbed.PodB, 8080)); fate != traffic.Answered || by != testbed.PodB {
 				t.Errorf("a pod, as DNS has the headless Service: %v by %v", fate, by)
 			}
-			if text, code := s.tell("explain", "default/nothing"); code != 2 || !strings.Contains(text, "no Service default/nothing") {
+			if text, code := bed.Sluice("explain", "default/nothing"); code != 2 || !strings.Contains(text, "no Service default/nothing") {
 				t.Errorf("nobody's: exit %d, %s", code, text)
 			}
-			text, code := s.tell("explain", "default/web", "--connect")
+			text, code := bed.Sluice("explain", "default/web", "--connect")
 			if code != 0 || !strings.Contains(text, "Connect    answered") || (mode == "nftables" || mode == "iptables") && !strings.Contains(text, "by 10.0.0.11:8080") {
 				t.Errorf("--connect: exit %d\n%s", code, text)
 			}
@@ -122,33 +123,33 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 func TestExplainTrace(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.start(nil, "--proxy-mode", mode)
-			if text, code := s.tell("status", "--wait=20s"); code != 0 {
+			bed := testbed.New(t)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Start(nil, "--proxy-mode", mode)
+			if text, code := bed.Sluice("status", "--wait=20s"); code != 0 {
 				t.Fatalf("exit %d, %s", code, text)
 			}
-			before := s.tables()
-			text, code := s.tell("explain", "default/web", "--trace")
+			before := bed.Tables()
+			text, code := bed.Sluice("explain", "default/web", "--trace")
 			if code != 0 || !strings.Contains(text, "no rule dropped the packet") {
 				t.Errorf("nothing is in the way: exit %d\n%s", code, text)
 			}
-			s.run("nft", `table inet firewall {
+			bed.Run("nft", `table inet firewall {
 				chain out { type filter hook output priority 0; tcp dport 8080 drop comment "no web"; }
 				chain through { type filter hook forward priority 0; policy drop; }
 			}`)
-			text, code = s.tell("explain", "default/web", "--trace")
+			text, code = bed.Sluice("explain", "default/web", "--trace")
 			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), `DROPPED by a rule of another program, in inet firewall out: tcp dport 8080 drop comment "no web"`) {
 				t.Errorf("a rule is in the way: exit %d\n%s", code, text)
 			}
 			told := make(chan string)
 			go func() {
-				text, code := s.tell("explain", "default/web", "--from", client.String(), "--trace=10s")
+				text, code := bed.Sluice("explain", "default/web", "--from", testbed.ClientIP.String(), "--trace=10s")
 				told <- fmt.Sprintf("%s\nexit %d", text, code)
 			}()
 			got := ""
-			eventually(t, "a packet of the pod", func() bool {
-				s.ask(client, clusterIP)
+			testbed.Eventually(t, "a packet of the pod", func() bool {
+				bed.Ask(testbed.ClientIP, testbed.ClusterIP)
 				select {
 				case got = <-told:
 					return true
@@ -159,8 +160,8 @@ func TestExplainTrace(t *testing.T) {
 			if !strings.HasSuffix(got, "exit 1") || !strings.Contains(strings.Join(strings.Fields(got), " "), "in inet firewall through: the chain's policy is drop") {
 				t.Errorf("a policy is in the way of a pod: %s", got)
 			}
-			s.run("nft", "delete table inet firewall")
-			if after := s.tables(); after != before {
+			bed.Run("nft", "delete table inet firewall")
+			if after := bed.Tables(); after != before {
 				t.Errorf("something is left:\n%s", after)
 			}
 		})

@@ -19,6 +19,7 @@ import (
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 )
 
 // faultRounds is how often each fault happens in each mode.
@@ -48,34 +49,27 @@ func partial() (all []*fault) {
 // are replaced and connections are made. No connection may reach an endpoint of another Service,
 // and when the calls succeed again everything is correct.
 func TestSystemCallsFail(t *testing.T) {
-	for _, name := range append([]string{legacy}, modes...) {
-		t.Run(name, func(t *testing.T) {
-			mode := name
-			if name == legacy {
-				mode = "iptables"
-			}
-			s := newSiteFor(t, mode)
-			if name == legacy {
-				s.run(legacy, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-			}
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.write("still.yaml", strings.Replace(service("still", secondIP, podB), "ports: [{", "type: NodePort\n  ports: [{nodePort: 30080, ", 1))
-			if err := s.lab.Node().Bind(leaving.Addr()); err != nil {
+	for _, mode := range append([]string{testbed.Legacy}, testbed.Modes...) {
+		t.Run(mode, func(t *testing.T) {
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Write("still.yaml", strings.Replace(testbed.Service("still", testbed.SecondIP, testbed.PodB), "ports: [{", "type: NodePort\n  ports: [{nodePort: 30080, ", 1))
+			if err := bed.Lab.Node().Bind(leaving.Addr()); err != nil {
 				t.Fatal(err)
 			}
 			in, wrap := interpose(t)
-			d := s.start(wrap, "--iptables-sync-period", "1s", "--ipvs-sync-period", "1s", "--ipvs-min-sync-period", "1ms")
-			s.await()
+			d := bed.Start(wrap, "--iptables-sync-period", "1s", "--ipvs-sync-period", "1s", "--ipvs-min-sync-period", "1ms")
+			bed.AwaitSync()
 			for _, f := range partial() {
-				s.suffer(in, f, name)
+				suffer(bed, in, f, mode)
 			}
-			s.refuse(in, &fault{name: "EPERM", errnos: []unix.Errno{unix.EPERM}}, name)
-			s.refuse(in, &fault{name: "no answer", delay: time.Hour}, name)
+			refuse(bed, in, &fault{name: "EPERM", errnos: []unix.Errno{unix.EPERM}}, mode)
+			refuse(bed, in, &fault{name: "no answer", delay: time.Hour}, mode)
 			if d.Cmd.ProcessState != nil {
 				t.Error("the daemon has ended")
 			}
-			s.loseAddress(in)
-			s.isAsNew(mode)
+			loseAddress(bed, in)
+			bed.AwaitFreshRules(mode)
 		})
 	}
 }
@@ -91,61 +85,61 @@ var (
 
 // loseAddress takes an address from the node while it cannot read its addresses. When
 // it can again, NodePorts are not to be had there.
-func (s *site) loseAddress(in *interposer) {
-	s.t.Helper()
-	if !s.answers(leaving, podB)() {
-		s.t.Errorf("there is no NodePort at %v", leaving)
+func loseAddress(bed *testbed.Testbed, in *interposer) {
+	bed.T.Helper()
+	if !bed.Answers(leaving, testbed.PodB)() {
+		bed.T.Errorf("there is no NodePort at %v", leaving)
 	}
 	in.begin(&fault{share: 1, errnos: []unix.Errno{unix.EPERM}, at: []seam{routesSeam}})
-	if err := s.lab.Node().Unbind(leaving.Addr()); err != nil {
-		s.t.Fatal(err)
+	if err := bed.Lab.Node().Unbind(leaving.Addr()); err != nil {
+		bed.T.Fatal(err)
 	}
-	wait(s.t, time.Second)
+	testbed.Pause(bed.T, time.Second)
 	if n := in.struck(); n > triesIn {
-		s.t.Errorf("addresses were read %d times in a second, in vain", n)
+		bed.T.Errorf("addresses were read %d times in a second, in vain", n)
 	}
 	in.end()
-	eventually(s.t, "the end of a NodePort at an address that went", func() bool { return !s.answers(leaving, podB)() })
+	testbed.Eventually(bed.T, "the end of a NodePort at an address that went", func() bool { return !bed.Answers(leaving, testbed.PodB)() })
 }
 
 // suffer lets a fault happen for a while.
-func (s *site) suffer(in *interposer, f *fault, mode string) {
-	s.t.Helper()
+func suffer(bed *testbed.Testbed, in *interposer, f *fault, mode string) {
+	bed.T.Helper()
 	// When a source port comes around again while connection tracking still knows its last
 	// connection, the kernel now and then drops the first packet of the new one
 	// (insert_failed in /proc/net/stat/nf_conntrack).
-	if err := s.lab.Refresh(); err != nil {
-		s.t.Fatal(err)
+	if err := bed.Lab.Refresh(); err != nil {
+		bed.T.Fatal(err)
 	}
-	stop := s.request(map[netip.AddrPort][]netip.Addr{clusterIP: {podA, podB}, secondIP: {podB}})
-	change := s.replaceEndpoints()
+	stop := makeConnections(bed, map[netip.AddrPort][]netip.Addr{testbed.ClusterIP: {testbed.PodA, testbed.PodB}, testbed.SecondIP: {testbed.PodB}})
+	change := bed.ReplaceEndpoints()
 	in.begin(f)
-	wait(s.t, traffic.Scaled(faultTime))
+	testbed.Pause(bed.T, traffic.Scaled(faultTime))
 	change()
-	s.write("web.yaml", service("web", clusterIP, podB))
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
 	seen, hit := in.end()
 	ended := time.Now()
-	eventually(s.t, "what was written last, after "+f.name, s.answers(clusterIP, podB))
-	s.await()
+	testbed.Eventually(bed.T, "what was written last, after "+f.name, bed.Answers(testbed.ClusterIP, testbed.PodB))
+	bed.AwaitSync()
 	took := time.Since(ended)
 	tally := stop()
-	s.t.Logf("%s: calls %v, hit %v, right after %v, %v", f.name, seen, hit, took, tally)
+	bed.T.Logf("%s: calls %v, hit %v, right after %v, %v", f.name, seen, hit, took, tally)
 	if len(hit) == 0 {
-		s.t.Errorf("%s: no call was hit", f.name)
+		bed.T.Errorf("%s: no call was hit", f.name)
 	}
 	for _, note := range tally.wrong[:min(len(tally.wrong), 5)] {
-		s.t.Errorf("%s: %s", f.name, note)
+		bed.T.Errorf("%s: %s", f.name, note)
 	}
 	if mode != "userspace" { // whose connections are made of system calls
 		for _, note := range tally.failed[:min(len(tally.failed), 5)] {
-			s.t.Errorf("%s: %s", f.name, note)
+			bed.T.Errorf("%s: %s", f.name, note)
 		}
 	}
 	note := ""
 	if mode == "userspace" && len(tally.failed) > 0 {
 		note = "the daemon carries each connection itself, with the very calls that fail"
 	}
-	reliability.Record(s.t, reliability.Result{
+	reliability.Record(bed.T, reliability.Result{
 		Fault: "system calls fail (" + f.name + ")", Mode: mode, Tried: 1, Note: note,
 		Requests: tally.made, Failed: len(tally.failed), Misdirected: len(tally.wrong), Repairs: []time.Duration{took},
 	})
@@ -157,57 +151,56 @@ const triesIn = 100
 
 // refuse refuses every call for a while, or leaves it unanswered. The daemon says so, at
 // once where it knows, does not try without end, and leaves what is in force.
-func (s *site) refuse(in *interposer, f *fault, mode string) {
-	s.t.Helper()
+func refuse(bed *testbed.Testbed, in *interposer, f *fault, mode string) {
+	bed.T.Helper()
 	f.share, f.at = 1, kernelSeams
 	in.begin(f)
-	if err := s.lab.Node().Bind(guestIP); err != nil {
-		s.t.Fatal(err)
+	if err := bed.Lab.Node().Bind(guestIP); err != nil {
+		bed.T.Fatal(err)
 	}
-	s.write("late.yaml", service("late", late, podA))
-	eventually(s.t, "a status that tells, "+f.name, func() bool {
-		n := s.node()
+	bed.Write("late.yaml", testbed.Service("late", late, testbed.PodA))
+	testbed.Eventually(bed.T, "a status that tells, "+f.name, func() bool {
+		n := nodeStatus(bed)
 		return !n.InForce() && (n.Sync.Error != "" || f.errnos == nil)
 	})
 	before, began := in.struck(), time.Now()
-	eventually(s.t, "health that tells, "+f.name, func() bool {
-		code, _, err := s.get("http://127.0.0.1:10256/healthz")
-		return err == nil && code == http.StatusServiceUnavailable
-	})
+	testbed.Eventually(bed.T, "health that tells, "+f.name, healthIs(bed, http.StatusServiceUnavailable))
 	if rate := float64(in.struck()-before) / time.Since(began).Seconds(); rate > triesIn {
-		s.t.Errorf("%s: %.0f calls in a second, all in vain", f.name, rate)
+		bed.T.Errorf("%s: %.0f calls in a second, all in vain", f.name, rate)
 	}
-	if text, code := s.tell("status", "--problems"); code != 1 || !strings.Contains(text, "NOT HEALTHY") {
-		s.t.Errorf("%s: status --problems: exit %d, %s", f.name, code, text)
+	if text, code := bed.Sluice("status", "--problems"); code != 1 || !strings.Contains(text, "NOT HEALTHY") {
+		bed.T.Errorf("%s: status --problems: exit %d, %s", f.name, code, text)
 	}
-	if s.answers(late, podA)() || !s.answers(clusterIP, podB)() || !s.answers(secondIP, podB)() {
-		s.t.Errorf("%s: what was in force before is not any more", f.name)
+	if bed.Answers(late, testbed.PodA)() || !bed.Answers(testbed.ClusterIP, testbed.PodB)() || !bed.Answers(testbed.SecondIP, testbed.PodB)() {
+		bed.T.Errorf("%s: what was in force before is not any more", f.name)
 	}
-	if err := s.lab.Node().Unbind(guestIP); err != nil {
-		s.t.Fatal(err)
+	if err := bed.Lab.Node().Unbind(guestIP); err != nil {
+		bed.T.Fatal(err)
 	}
 	seen, _ := in.end()
 	ended := time.Now()
-	eventually(s.t, "what was written meanwhile, "+f.name, s.answers(late, podA))
-	s.await()
+	testbed.Eventually(bed.T, "what was written meanwhile, "+f.name, bed.Answers(late, testbed.PodA))
+	bed.AwaitSync()
 	took := time.Since(ended)
-	s.t.Logf("%s: calls %v, right after %v", f.name, seen, took)
-	eventually(s.t, "health, "+f.name, func() bool {
-		code, _, err := s.get("http://127.0.0.1:10256/healthz")
-		return err == nil && code == http.StatusOK
-	})
-	if err := os.Remove(filepath.Join(s.dir, "late.yaml")); err != nil {
-		s.t.Fatal(err)
+	bed.T.Logf("%s: calls %v, right after %v", f.name, seen, took)
+	testbed.Eventually(bed.T, "health, "+f.name, healthIs(bed, http.StatusOK))
+	if err := os.Remove(filepath.Join(bed.Dir, "late.yaml")); err != nil {
+		bed.T.Fatal(err)
 	}
-	eventually(s.t, "the end of a Service", func() bool { return !s.answers(late, podA)() })
-	reliability.Record(s.t, reliability.Result{Fault: "every system call fails (" + f.name + ")", Mode: mode, Tried: 1, Repairs: []time.Duration{took}})
+	testbed.Eventually(bed.T, "the end of a Service", func() bool { return !bed.Answers(late, testbed.PodA)() })
+	reliability.Record(bed.T, reliability.Result{Fault: "every system call fails (" + f.name + ")", Mode: mode, Tried: 1, Repairs: []time.Duration{took}})
 }
 
-// node asks the daemon how it is.
-func (s *site) node() (n statusapi.Node) {
-	s.t.Helper()
-	if err := statusapi.AtSocket(s.socket).Get(s.t.Context(), statusapi.NodePath, nil, &n); err != nil {
-		s.t.Fatal(err)
+// healthIs returns a condition: the health server answers with a code.
+func healthIs(bed *testbed.Testbed, want int) func() bool {
+	return func() bool { code, _ := bed.Health(); return code == want }
+}
+
+// nodeStatus asks the daemon how it is.
+func nodeStatus(bed *testbed.Testbed) (n statusapi.Node) {
+	bed.T.Helper()
+	if err := statusapi.AtSocket(bed.Socket).Get(bed.T.Context(), statusapi.NodePath, nil, &n); err != nil {
+		bed.T.Fatal(err)
 	}
 	return n
 }
@@ -222,9 +215,9 @@ func (t tally) String() string {
 	return fmt.Sprintf("%d connections, %d failed, %d to a wrong endpoint", t.made, len(t.failed), len(t.wrong))
 }
 
-// request makes connections to addresses that some endpoints may answer, until stop
+// makeConnections makes connections to addresses that some endpoints may answer, until stop
 // is called.
-func (s *site) request(right map[netip.AddrPort][]netip.Addr) (stop func() tally) {
+func makeConnections(bed *testbed.Testbed, right map[netip.AddrPort][]netip.Addr) (stop func() tally) {
 	var mu sync.Mutex
 	var out tally
 	var running sync.WaitGroup
@@ -238,7 +231,7 @@ func (s *site) request(right map[netip.AddrPort][]netip.Addr) (stop func() tally
 				default:
 				}
 				at := time.Now()
-				seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{Protocol: proxy.TCP, Src: client, Dst: to, Patience: time.Second}})
+				seen, err := bed.Client.Probe(bed.T.Context(), []traffic.Flow{{Protocol: proxy.TCP, Src: testbed.ClientIP, Dst: to, Patience: time.Second}})
 				mu.Lock()
 				out.made++
 				note := fmt.Sprintf("%s: to %v: %v, error %v", at.Format("15:04:05.000"), to, seen, err)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
+	"sluice/test/daemon/testbed"
 )
 
 // foreignChange is something that another process does on the node.
@@ -27,8 +27,8 @@ type foreignChange struct {
 	// in a table TABLE of nf_tables.
 	script, names map[string]string
 
-	hand func(*site) error // what this process does, instead of the shell
-	only string            // the mode that it does it in; empty: all
+	hand func(*testbed.Testbed) error // what this process does, instead of the shell
+	only string                       // the mode that it does it in; empty: all
 
 	save    string // told to the shell before, when the Service had another endpoint
 	sockets bool   // played in mode ebpf, too, whose rules are those of mode nftables
@@ -78,9 +78,9 @@ policy() { for c in INPUT FORWARD OUTPUT; do both -P $c $1; done; }
 var foreignChanges = []foreignChange{
 	{
 		fault: "nft flush ruleset", sockets: true, script: everywhere("nft flush ruleset"), cuts: noRules,
-		names: map[string]string{"rules": "ip6? TABLE", "iptables": "KUBE-", legacy: ""},
+		names: map[string]string{"rules": "ip6? TABLE", "iptables": "KUBE-", testbed.Legacy: ""},
 	},
-	{fault: "conntrack -F", sockets: true, hand: func(s *site) error { return s.lab.Node().FlushConntrack() }, cuts: forgotten},
+	{fault: "conntrack -F", sockets: true, hand: func(bed *testbed.Testbed) error { return bed.Lab.Node().FlushConntrack() }, cuts: forgotten},
 	{fault: "our table flushed", script: in("rules", "nft flush table ip TABLE"), names: in("rules", "rule deleted in chain .* of table ip TABLE"), cuts: noRules},
 	{
 		fault: "our tables deleted", sockets: true, script: in("rules", "nft delete table ip6 TABLE; nft delete table ip TABLE"),
@@ -169,33 +169,35 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is not attached, or replaced by another program")},
 	{
 		fault: "programs detached", only: "ebpf", names: in("ebpf", "program (connect4|recvmsg4|sendmsg4) .*and 2 more"),
-		hand: func(s *site) error { return s.eachLink(link.Link.Detach, "connect4", "sendmsg4", "recvmsg4") },
+		hand: func(bed *testbed.Testbed) error {
+			return eachLink(bed, link.Link.Detach, "connect4", "sendmsg4", "recvmsg4")
+		},
 	},
 	{
 		fault: "a program replaced", only: "ebpf", names: in("ebpf", "program connect4 is not attached, or replaced by another program"),
-		hand: func(s *site) error { return s.eachLink(replaceProgram, "connect4") },
+		hand: func(bed *testbed.Testbed) error { return eachLink(bed, replaceProgram, "connect4") },
 	},
 	{
 		fault: "entries of Services deleted from a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map services"),
-		hand: func(s *site) error { return s.eachEntry("services", deleteEntry) },
+		hand: func(bed *testbed.Testbed) error { return bed.EachEntry("services", testbed.DeleteEntry) },
 	},
 	{
 		fault: "entries of endpoints deleted from a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map endpoints"), service: true,
-		hand: func(s *site) error { return s.eachEntry("endpoints", deleteEntry) },
+		hand: func(bed *testbed.Testbed) error { return bed.EachEntry("endpoints", testbed.DeleteEntry) },
 	},
 	{
 		fault: "entries of endpoints changed in a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map endpoints"), service: true,
-		hand: func(s *site) error { return s.eachEntry("endpoints", changeEntry) },
+		hand: func(bed *testbed.Testbed) error { return bed.EachEntry("endpoints", changeEntry) },
 	},
 	{
 		fault: "the node's addresses deleted from a map", only: "ebpf", names: in("ebpf", "entry of map node_addrs"),
-		hand: func(s *site) error { return s.eachEntry("node_addrs", deleteEntry) },
+		hand: func(bed *testbed.Testbed) error { return bed.EachEntry("node_addrs", testbed.DeleteEntry) },
 	},
 	{
 		fault: "the settings of programs changed in a map", only: "ebpf", names: in("ebpf", "entry of map settings"),
-		hand: func(s *site) error { return s.eachEntry("settings", changeEntry) },
+		hand: func(bed *testbed.Testbed) error { return bed.EachEntry("settings", changeEntry) },
 	},
-	{fault: "the ports of our listeners taken at other addresses", only: "userspace", hand: (*site).takePorts},
+	{fault: "the ports of our listeners taken at other addresses", only: "userspace", hand: takePorts},
 	{
 		fault: "the address of our listeners deleted", script: in("userspace", "ip addr del 127.0.0.1/8 dev lo"),
 		names: in("userspace", "routing is missing: ip rule add fwmark"), cuts: noSockets,
@@ -242,17 +244,17 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	},
 }
 
-// of returns what there is for a mode; empty: nothing.
-func (s *site) of(mode string, all map[string]string) string {
+// scriptFor returns what there is for a mode; empty: nothing.
+func scriptFor(bed *testbed.Testbed, mode string, all map[string]string) string {
 	text, ok := all[mode]
 	switch {
 	case ok:
-	case mode == legacy:
+	case mode == testbed.Legacy:
 		text = strings.ReplaceAll(all["iptables"], "tables-nft", "tables-legacy")
 	case mode != "iptables":
 		text = all["rules"]
 	}
-	return strings.NewReplacer("TABLE", tableOf(mode), "PINS", s.pins(), "FILE", filepath.Join(filepath.Dir(s.socket), "saved")).Replace(text)
+	return strings.NewReplacer("TABLE", tableOf(mode), "PINS", bed.Pins(), "FILE", filepath.Join(filepath.Dir(bed.Socket), "saved")).Replace(text)
 }
 
 // tableOf is the name of a mode's table.
@@ -260,23 +262,12 @@ func tableOf(mode string) string {
 	return map[string]string{"nftables": "sluice", "ebpf": "sluice", "ipvs": "sluice-ipvs", "userspace": "sluice-userspace"}[mode]
 }
 
-// newForeignSite is a site for a mode, or for mode iptables over legacy tables.
-func newForeignSite(t *testing.T, mode string) *site {
-	t.Helper()
-	if mode != legacy {
-		return newSiteFor(t, mode)
-	}
-	s := newSiteFor(t, "iptables")
-	s.clear(mode)
-	return s
-}
-
-// clear removes all rules, and leaves the word that legacy tables are used if they are.
-func (s *site) clear(mode string) {
-	s.t.Helper()
-	s.run("nft", "flush ruleset")
-	if mode == legacy {
-		s.run("sh", "-ec", s.of(mode, in("iptables", habits+"policy ACCEPT; flush; both -t mangle -N KUBE-KUBELET-CANARY")))
+// clearRules removes all rules, and leaves the word that legacy tables are used if they are.
+func clearRules(bed *testbed.Testbed, mode string) {
+	bed.T.Helper()
+	bed.Run("nft", "flush ruleset")
+	if mode == testbed.Legacy {
+		bed.Run("sh", "-ec", scriptFor(bed, mode, in("iptables", habits+"policy ACCEPT; flush; both -t mangle -N KUBE-KUBELET-CANARY")))
 	}
 }
 
@@ -284,22 +275,22 @@ func (s *site) clear(mode string) {
 // repaired at once, the log names the change, other rules stay as they are, and nothing is written
 // needlessly.
 func TestForeignChanges(t *testing.T) {
-	for _, mode := range append([]string{legacy}, modes...) {
+	for _, mode := range append([]string{testbed.Legacy}, testbed.Modes...) {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
 			}
-			s := newForeignSite(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 			if mode == "ipvs" { // whose addresses of each family go by ways of their own
-				s.write("six.yaml", service("six", clusterV6, podV6))
+				bed.Write("six.yaml", testbed.Service("six", testbed.ClusterV6, testbed.PodV6))
 			}
 			for _, c := range foreignChanges {
-				if s.has(mode, c) {
+				if appliesTo(bed, mode, c) {
 					t.Run(c.fault, func(t *testing.T) {
-						s := *s
-						s.t, s.patience = t, 500*time.Millisecond
-						s.suffers(mode, c)
+						bed := bed.For(t)
+						bed.Patience = 500 * time.Millisecond
+						suffers(bed, mode, c)
 					})
 				}
 			}
@@ -307,12 +298,12 @@ func TestForeignChanges(t *testing.T) {
 	}
 }
 
-// has reports whether a change is of a mode.
-func (s *site) has(mode string, c foreignChange) bool {
+// appliesTo reports whether a change is of a mode.
+func appliesTo(bed *testbed.Testbed, mode string, c foreignChange) bool {
 	switch {
 	case c.only != "":
 		return c.only == mode
-	case c.hand == nil && s.of(mode, c.script) == "":
+	case c.hand == nil && scriptFor(bed, mode, c.script) == "":
 		return false
 	default:
 		return mode != "ebpf" || c.sockets || c.script[mode] != ""
@@ -320,72 +311,72 @@ func (s *site) has(mode string, c foreignChange) bool {
 }
 
 // suffers runs a daemon and another process that changes something.
-func (s *site) suffers(mode string, c foreignChange) {
+func suffers(bed *testbed.Testbed, mode string, c foreignChange) {
 	if c.since != "" {
-		s.since(c.since, "one can do that")
+		bed.NeedLinux(c.since, "one can do that")
 	}
-	s.clear(mode)
-	s.run("sh", "-c", `nft 'add table inet firewalld; add table inet others
+	clearRules(bed, mode)
+	bed.Run("sh", "-c", `nft 'add table inet firewalld; add table inet others
 add chain inet others theirs { type filter hook forward priority 5; }; add rule inet others theirs counter comment "theirs"'`)
-	d := s.start(nil, "--ipvs-sync-period", "1h") // by which nothing is to be noticed
-	defer d.end(syscall.SIGTERM)
+	d := bed.Start(nil, "--ipvs-sync-period", "1h") // by which nothing is to be noticed
+	defer d.End(syscall.SIGTERM)
 	if c.save != "" {
-		s.write("web.yaml", service("web", clusterIP, podB))
-		eventually(s.t, "the former endpoint", s.answers(clusterIP, podB))
-		s.run("sh", "-ec", s.of(mode, everywhere(c.save)))
-		s.write("web.yaml", service("web", clusterIP, podA))
+		bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+		testbed.Eventually(bed.T, "the former endpoint", bed.Answers(testbed.ClusterIP, testbed.PodB))
+		bed.Run("sh", "-ec", scriptFor(bed, mode, everywhere(c.save)))
+		bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 	}
-	eventually(s.t, "the Service", s.answers(clusterIP, podA))
-	s.await() // by then it watches
-	load := s.load(2, clusterIP)
-	logged, began, names := s.logged(d), time.Now(), s.of(mode, c.names)
+	testbed.Eventually(bed.T, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	bed.AwaitSync() // by then it watches
+	load := bed.Load(2, testbed.ClusterIP)
+	logged, began, names := awaitFirstSyncLogged(bed, d), time.Now(), scriptFor(bed, mode, c.names)
 	if c.hand != nil {
-		if err := c.hand(s); err != nil {
-			s.t.Fatal(err)
+		if err := c.hand(bed); err != nil {
+			bed.T.Fatal(err)
 		}
 	}
-	s.run("sh", "-ec", s.of(mode, c.script))
-	ended, theirs := time.Now(), s.theirs()
-	took := s.repaired(mode, d, logged, began, ended, names != "")
+	bed.Run("sh", "-ec", scriptFor(bed, mode, c.script))
+	ended, theirs := time.Now(), otherRules(bed)
+	took := awaitRepair(bed, mode, d, logged, began, ended, names != "")
 	made, failed := load()
 	note := ""
 	if len(failed) > 0 {
 		note = c.cuts
 	}
-	reliability.Record(s.t, reliability.Result{
+	reliability.Record(bed.T, reliability.Result{
 		Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: took, Note: note,
 	})
-	if now := s.theirs(); now != theirs {
-		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
+	if now := otherRules(bed); now != theirs {
+		bed.T.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
 	}
 	if len(failed) > 0 && c.cuts == "" {
-		s.t.Errorf("%d of %d connections failed, the first: %v", len(failed), made, failed[0])
+		bed.T.Errorf("%d of %d connections failed, the first: %v", len(failed), made, failed[0])
 	}
-	seen := foreignLine.FindAllString(d.log()[logged:], -1)
+	seen := foreignLine.FindAllString(d.Log()[logged:], -1)
 	if (names == "") != (len(seen) == 0) || !regexp.MustCompile(names).MatchString(strings.Join(seen, "\n")) {
-		s.t.Errorf("the log says %q, want %q", seen, names)
+		bed.T.Errorf("the log says %q, want %q", seen, names)
 	}
-	if names != "" && c.service && !strings.Contains(d.log()[logged:], `servicePorts=["default/web:http`) {
-		s.t.Error("the log does not name the Service")
+	if names != "" && c.service && !strings.Contains(d.Log()[logged:], `servicePorts=["default/web:http`) {
+		bed.T.Error("the log does not name the Service")
 	}
 }
 
 // TestNFTRestoresIPTables restores iptables tables with the nft program, in a form that iptables
 // then refuses to list: Services work, and the log says what to do.
 func TestNFTRestoresIPTables(t *testing.T) {
-	s := newSiteFor(t, "iptables")
+	bed := testbed.NewFor(t, "iptables")
 	file := filepath.Join(t.TempDir(), "saved")
-	s.write("web.yaml", service("web", clusterIP, podB))
-	d := s.start(nil)
-	eventually(t, "the former endpoint", s.answers(clusterIP, podB))
-	s.run("sh", "-ec", "nft list ruleset > "+file)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	s.run("sh", "-ec", "nft flush ruleset; nft -f "+file)
-	eventually(t, "the line about it", func() bool { return strings.Contains(d.log(), "Table has rules that iptables cannot list") })
-	eventually(t, "the Service after it", s.answers(clusterIP, podA))
-	s.write("web.yaml", service("web", clusterIP, podB))
-	eventually(t, "a change after it", s.answers(clusterIP, podB))
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+	d := bed.Start(nil)
+	testbed.Eventually(t, "the former endpoint", bed.Answers(testbed.ClusterIP, testbed.PodB))
+	bed.Run("sh", "-ec", "nft list ruleset > "+file)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	bed.Run("sh", "-ec", "nft flush ruleset; nft -f "+file)
+	d.AwaitLog("Table has rules that iptables cannot list")
+	testbed.Eventually(t, "the Service after it", bed.Answers(testbed.ClusterIP, testbed.PodA))
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+	testbed.Eventually(t, "a change after it", bed.Answers(testbed.ClusterIP, testbed.PodB))
 }
 
 // foreignLine is where the log tells of a foreign change.
@@ -394,71 +385,64 @@ var foreignLine = regexp.MustCompile(`(?m)^.*Another process changed our rules.*
 // fullSync is where it tells that all was compared and written.
 var fullSync = regexp.MustCompile(`(?m)^I(\d{4} [\d:.]+) .*"Synced" full=true`)
 
-// logged returns how long the log is that tells of the first sync: on a busy machine the
+// awaitFirstSyncLogged returns how long the log is that tells of the first sync: on a busy machine the
 // line comes when the sync is long in force.
-func (s *site) logged(d *process) int {
-	s.t.Helper()
-	eventually(s.t, "the first sync in the log", func() bool { return fullSync.MatchString(d.log()) })
-	return len(d.log())
+func awaitFirstSyncLogged(bed *testbed.Testbed, d *testbed.Daemon) int {
+	bed.T.Helper()
+	testbed.Eventually(bed.T, "the first sync in the log", func() bool { return fullSync.MatchString(d.Log()) })
+	return len(d.Log())
 }
 
-// repaired waits until the kernel equals a fresh rendering, and returns how long that took since the
+// awaitRepair waits until the kernel equals a fresh rendering, and returns how long that took since the
 // end of the change or, if it was faster, since its beginning.
-func (s *site) repaired(mode string, d *process, logged int, began, ended time.Time, want bool) (took []time.Duration) {
-	s.t.Helper()
+func awaitRepair(bed *testbed.Testbed, mode string, d *testbed.Daemon, logged int, began, ended time.Time, want bool) (took []time.Duration) {
+	bed.T.Helper()
 	if want {
-		eventually(s.t, "a full sync", func() bool { return fullSync.MatchString(d.log()[logged:]) })
+		testbed.Eventually(bed.T, "a full sync", func() bool { return fullSync.MatchString(d.Log()[logged:]) })
 	}
-	s.isAsNew(mode)
-	eventually(s.t, "the Service after it", s.answers(clusterIP, podA))
+	bed.AwaitFreshRules(mode)
+	testbed.Eventually(bed.T, "the Service after it", bed.Answers(testbed.ClusterIP, testbed.PodA))
 	if !want {
-		wait(s.t, 500*time.Millisecond) // in which all is looked at again
+		testbed.Pause(bed.T, 500*time.Millisecond) // in which all is looked at again
 	}
-	syncs := fullSync.FindAllStringSubmatch(d.log()[logged:], -1)
+	syncs := fullSync.FindAllStringSubmatch(d.Log()[logged:], -1)
 	if want != (len(syncs) > 0) || len(syncs) > 4 {
-		s.t.Errorf("%d full syncs", len(syncs))
+		bed.T.Errorf("%d full syncs", len(syncs))
 	}
 	if len(syncs) == 0 {
 		return nil
 	}
 	at, err := time.ParseInLocation("2006 0102 15:04:05.000000", began.Format("2006 ")+syncs[len(syncs)-1][1], time.Local)
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 	late := at.Sub(ended)
 	if late < 0 {
 		late = at.Sub(began)
 	}
-	if late > traffic.Scaled(repairTime) {
-		s.t.Errorf("repaired after %v", late)
+	if late > traffic.Scaled(testbed.RepairTime) {
+		bed.T.Errorf("repaired after %v", late)
 	}
 	return []time.Duration{late}
 }
 
-// theirs returns what is in the tables and chains that are not ours. A program of iptables
+// otherRules returns what is in the tables and chains that are not ours. A program of iptables
 // tells some of it twice where the daemon writes meanwhile, so it is asked again.
-func (s *site) theirs() string {
-	s.t.Helper()
-	is := s.listTheirs()
-	eventually(s.t, "the same listing twice", func() bool {
+func otherRules(bed *testbed.Testbed) string {
+	bed.T.Helper()
+	is := listOtherRules(bed)
+	testbed.Eventually(bed.T, "the same listing twice", func() bool {
 		was := is
-		is = s.listTheirs()
+		is = listOtherRules(bed)
 		return is == was
 	})
 	return is
 }
 
-func (s *site) listTheirs() string {
-	s.t.Helper()
-	var out []byte
-	if err := s.lab.Node().Do(func() (err error) {
-		out, err = exec.Command("sh", "-c", `for t in 'inet others' 'inet firewalld' 'ip early'; do nft -s list table $t; done 2>&1
-for p in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`).CombinedOutput()
-		return err
-	}); err != nil {
-		s.t.Fatalf("%v: %s", err, out)
-	}
-	return string(out)
+func listOtherRules(bed *testbed.Testbed) string {
+	bed.T.Helper()
+	return bed.Run("sh", "-c", `for t in 'inet others' 'inet firewalld' 'ip early'; do nft -s list table $t; done 2>&1
+for p in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`)
 }
 
 // flushes is how often rules are flushed while the daemon writes. After many more,
@@ -474,33 +458,33 @@ var flushOf = map[string]string{
 // TestFlushDuringWrites flushes all rules at random moments while endpoints are replaced
 // continuously, so that some flushes happen during a write.
 func TestFlushDuringWrites(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
 			}
-			s := newSiteFor(t, mode)
+			bed := testbed.NewFor(t, mode)
 			seed := uint64(time.Now().UnixNano())
 			random := rand.New(rand.NewPCG(seed, 0))
 			t.Logf("seed %d", seed)
 			other := netip.MustParseAddrPort("172.30.0.99:80")
-			s.write("other.yaml", service("other", other, podA))
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.start(nil)
-			eventually(t, "the Service", s.answers(other, podA))
-			change := s.replaceEndpoints()
+			bed.Write("other.yaml", testbed.Service("other", other, testbed.PodA))
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Start(nil)
+			testbed.Eventually(t, "the Service", bed.Answers(other, testbed.PodA))
+			change := bed.ReplaceEndpoints()
 			var took []time.Duration
 			for range flushes {
-				wait(t, time.Duration(random.Int64N(int64(200*time.Millisecond))))
-				s.run("sh", "-ec", s.of(mode, flushOf))
+				testbed.Pause(t, time.Duration(random.Int64N(int64(200*time.Millisecond))))
+				bed.Run("sh", "-ec", scriptFor(bed, mode, flushOf))
 				began := time.Now()
-				eventually(t, "the Service after a flush", s.answers(other, podA))
+				testbed.Eventually(t, "the Service after a flush", bed.Answers(other, testbed.PodA))
 				took = append(took, time.Since(began))
 			}
 			change()
-			s.write("web.yaml", service("web", clusterIP, podB))
-			eventually(t, "what was written last", s.answers(clusterIP, podB))
-			s.isAsNew(mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+			testbed.Eventually(t, "what was written last", bed.Answers(testbed.ClusterIP, testbed.PodB))
+			bed.AwaitFreshRules(mode)
 			reliability.Record(t, reliability.Result{Fault: "all rules flushed while the daemon writes", Mode: mode, Tried: flushes, Repairs: took})
 		})
 	}
@@ -511,33 +495,32 @@ func TestFlushDuringWrites(t *testing.T) {
 func TestSecondWriter(t *testing.T) {
 	const repairs = 10 // after 0, 0.1, 0.2, 0.4, 0.8 and 1.6 s, on a slow machine 3.2 and 6.4, and what a failed one adds
 	lasts := traffic.Scaled(2 * time.Second)
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
 			}
-			s := newSiteFor(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			d := s.start(nil)
-			eventually(t, "the Service", s.answers(clusterIP, podA))
-			s.await()
-			logged := s.logged(d)
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			d := bed.Start(nil)
+			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+			bed.AwaitSync()
+			logged := awaitFirstSyncLogged(bed, d)
 			t.Run("fight", func(t *testing.T) {
-				s := *s
-				s.t = t
-				s.loop("sh -c '" + strings.ReplaceAll(s.of(mode, flushOf), "'", "") + "' 2>/dev/null; sleep 0.01")
-				wait(t, lasts)
+				bed := bed.For(t)
+				runUntilEnd(bed, "sh -c '"+strings.ReplaceAll(scriptFor(bed, mode, flushOf), "'", "")+"' 2>/dev/null; sleep 0.01")
+				testbed.Pause(t, lasts)
 			})
 			began := time.Now()
-			n := len(fullSync.FindAllString(d.log()[logged:], -1))
+			n := len(fullSync.FindAllString(d.Log()[logged:], -1))
 			if t.Logf("%d repairs in %v", n, lasts); n == 0 || n > repairs {
 				t.Errorf("%d repairs in %v, want at most %d", n, lasts, repairs)
 			}
-			if !strings.Contains(d.log(), "Another process keeps changing our rules") {
+			if !strings.Contains(d.Log(), "Another process keeps changing our rules") {
 				t.Error("the log does not say that it is a quarrel")
 			}
-			s.isAsNew(mode)
-			eventually(t, "the Service after it", s.answers(clusterIP, podA))
+			bed.AwaitFreshRules(mode)
+			testbed.Eventually(t, "the Service after it", bed.Answers(testbed.ClusterIP, testbed.PodA))
 			reliability.Record(t, reliability.Result{
 				Fault: fmt.Sprintf("a second writer removes our rules without end for %.0f s", lasts.Seconds()), Mode: mode, Tried: 1,
 				Repairs: []time.Duration{time.Since(began)}, Note: fmt.Sprintf("%d repairs in that time", n),

@@ -6,44 +6,15 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"slices"
 	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"sluice/test/daemon/testbed"
 )
-
-// pins is the folder of what mode ebpf keeps in the kernel.
-func (s *site) pins() string {
-	if i := slices.Index(s.flags, "--bpf-root"); i >= 0 {
-		return s.flags[i+1]
-	}
-	return ""
-}
-
-// eachEntry does something to all entries of a map of mode ebpf.
-func (s *site) eachEntry(name string, do func(m *ebpf.Map, key, value []byte) error) error {
-	pins, err := filepath.Glob(filepath.Join(s.pins(), "maps-*", name))
-	if err != nil || len(pins) != 1 {
-		return fmt.Errorf("maps %v below %s, error %w", pins, s.pins(), err)
-	}
-	m, err := ebpf.LoadPinnedMap(pins[0], nil)
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	var key, value []byte
-	for all := m.Iterate(); all.Next(&key, &value); {
-		if failed := do(m, key, value); !errors.Is(failed, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, failed)
-		}
-	}
-	return err
-}
-
-func deleteEntry(m *ebpf.Map, key, _ []byte) error { return m.Delete(key) }
 
 // changeEntry changes one bit, so that the check sum is not right any more.
 func changeEntry(m *ebpf.Map, key, value []byte) error {
@@ -52,9 +23,9 @@ func changeEntry(m *ebpf.Map, key, value []byte) error {
 }
 
 // eachLink does something to where programs are attached.
-func (s *site) eachLink(do func(link.Link) error, names ...string) (err error) {
+func eachLink(bed *testbed.Testbed, do func(link.Link) error, names ...string) (err error) {
 	for _, name := range names {
-		l, failed := link.LoadPinnedLink(filepath.Join(s.pins(), name), nil)
+		l, failed := link.LoadPinnedLink(filepath.Join(bed.Pins(), name), nil)
 		if failed == nil {
 			failed = errors.Join(do(l), l.Close())
 		}
@@ -77,8 +48,8 @@ func replaceProgram(l link.Link) error {
 
 // takePorts listens where mode userspace does: its address is refused, also if a process
 // is ready to share, as long as that is another user's; others' are to be had.
-func (s *site) takePorts() error {
-	return s.lab.Node().Do(func() error {
+func takePorts(bed *testbed.Testbed) error {
+	return bed.Lab.Node().Do(func() error {
 		for port := 10270; port < 10274; port++ {
 			if l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port)); !errors.Is(err, unix.EADDRINUSE) {
 				return fmt.Errorf("listen on port %d of ours: %v, error %w", port, l, err)
@@ -92,7 +63,7 @@ func (s *site) takePorts() error {
 				if err != nil {
 					return err
 				}
-				s.t.Cleanup(func() { l.Close() })
+				bed.T.Cleanup(func() { l.Close() })
 			}
 		}
 		return nil

@@ -1,10 +1,8 @@
 package daemon
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,26 +13,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/test/daemon/testbed"
 )
 
 // hardened are the capabilities that docs/security.md names, and the seccomp
 // profile, by mode.
 var hardened = []struct {
-	name, mode, profile string
-	capabilities        []string
+	mode, profile string
+	capabilities  []string
 }{
-	{"nftables", "nftables", "sluice.json", []string{"net_admin"}},
-	{"iptables", "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
-	{legacy, "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
-	{"userspace", "userspace", "sluice.json", []string{"net_admin", "net_bind_service"}},
-	{"ebpf", "ebpf", "sluice-ebpf.json", []string{"net_admin", "bpf", "perfmon"}},
+	{"nftables", "sluice.json", []string{"net_admin"}},
+	{"iptables", "sluice.json", []string{"net_admin", "net_raw"}},
+	{testbed.Legacy, "sluice.json", []string{"net_admin", "net_raw"}},
+	{"userspace", "sluice.json", []string{"net_admin", "net_bind_service"}},
+	{"ebpf", "sluice-ebpf.json", []string{"net_admin", "bpf", "perfmon"}},
 }
-
-// legacy is where the rules of the host are written by the programs of that variant.
-const legacy = "iptables-legacy"
 
 var capabilityBits = map[string]int{
 	"net_admin": unix.CAP_NET_ADMIN, "net_raw": unix.CAP_NET_RAW, "net_bind_service": unix.CAP_NET_BIND_SERVICE,
@@ -64,50 +59,38 @@ exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$bound" "$@"
 // a change, restarts, and removes what it has made.
 func TestHardened(t *testing.T) {
 	for _, tt := range hardened {
-		t.Run(tt.name, func(t *testing.T) {
-			args, config := []string{"--proxy-mode", tt.mode}, lab.Config{}
-			if tt.mode == "ebpf" {
-				cgroup, bpf := bpfPlaces(t)
-				args, config.Cgroup = append(args, "--cgroup-root", cgroup, "--bpf-root", bpf+"/sluice"), cgroup
-			}
-			s := newSiteIn(t, config)
-			if tt.name == legacy {
-				s.run(legacy, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-			}
-			wrap := s.confined(tt.profile, tt.capabilities)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			udp, err := s.pods[podA].Listen(proxy.UDP, netip.AddrPortFrom(podA, 8080))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { udp.Close() })
-			s.write("udp.yaml", strings.ReplaceAll(service("udp", secondIP, podA), "name: http", "name: udp, protocol: UDP"))
-			d := s.start(wrap, args...)
-			eventually(t, "the Service", s.answers(clusterIP, podA))
-			eventually(t, "the Service at a UDP port that only some may bind", func() bool {
-				by, fate := s.askBy(proxy.UDP, client, secondIP)
-				return fate == traffic.Answered && by == podA
+		t.Run(tt.mode, func(t *testing.T) {
+			bed := testbed.NewFor(t, tt.mode)
+			wrap := confined(bed, tt.profile, tt.capabilities)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Listen(proxy.UDP, testbed.PodA)
+			bed.Write("udp.yaml", strings.ReplaceAll(testbed.Service("udp", testbed.SecondIP, testbed.PodA), "name: http", "name: udp, protocol: UDP"))
+			d := bed.Start(wrap)
+			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
+			testbed.Eventually(t, "the Service at a UDP port that only some may bind", func() bool {
+				by, fate := bed.AskBy(proxy.UDP, testbed.ClientIP, testbed.SecondIP)
+				return fate == traffic.Answered && by == testbed.PodA
 			})
-			d.wantConfined(tt.capabilities)
-			if tt.name == legacy && !strings.Contains(d.log(), `variant="legacy"`) {
+			wantConfined(d, tt.capabilities)
+			if tt.mode == testbed.Legacy && !strings.Contains(d.Log(), `variant="legacy"`) {
 				t.Error("it does not use the variant")
 			}
-			s.write("web.yaml", service("web", clusterIP, podB))
-			eventually(t, "the change", s.answers(clusterIP, podB))
-			if code := d.end(syscall.SIGTERM); code != 0 {
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+			testbed.Eventually(t, "the change", bed.Answers(testbed.ClusterIP, testbed.PodB))
+			if code := d.End(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			s.write("web.yaml", service("web", clusterIP, podA))
-			d = s.start(wrap, args...)
-			eventually(t, "the change meanwhile", s.answers(clusterIP, podA))
-			if code := d.end(syscall.SIGTERM); code != 0 {
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			d = bed.Start(wrap)
+			testbed.Eventually(t, "the change meanwhile", bed.Answers(testbed.ClusterIP, testbed.PodA))
+			if code := d.End(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			d = s.start(wrap, append(args, "--cleanup")...)
-			if code := d.wait(); code != 0 {
+			d = bed.Start(wrap, "--cleanup")
+			if code := d.Wait(); code != 0 {
 				t.Errorf("exit code %d of the cleanup", code)
 			}
-			if s.answers(clusterIP, podA)() {
+			if bed.Answers(testbed.ClusterIP, testbed.PodA)() {
 				t.Error("the Service answers after the cleanup")
 			}
 		})
@@ -115,11 +98,11 @@ func TestHardened(t *testing.T) {
 }
 
 // wantConfined wants the kernel to have the process confined.
-func (p *process) wantConfined(capabilities []string) {
-	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
+func wantConfined(d *testbed.Daemon, capabilities []string) {
+	d.T.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Cmd.Process.Pid))
 	if err != nil {
-		p.t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	bits := uint64(0)
 	for _, c := range capabilities {
@@ -129,65 +112,31 @@ func (p *process) wantConfined(capabilities []string) {
 		"NoNewPrivs:\t1", "Seccomp:\t2", fmt.Sprintf("CapEff:\t%016x", bits), fmt.Sprintf("CapPrm:\t%016x", bits), fmt.Sprintf("CapBnd:\t%016x", bits),
 	} {
 		if !strings.Contains(string(text), want+"\n") {
-			p.t.Errorf("the process is not confined as it should be: no %q in\n%s", want, text)
+			d.T.Errorf("the process is not confined as it should be: no %q in\n%s", want, text)
 		}
 	}
-}
-
-// bpfPlaces makes a cgroup for a lab, and a BPF file system.
-func bpfPlaces(t *testing.T) (cgroup, bpf string) {
-	t.Helper()
-	lab.Require(t)
-	cgroups, err := traffic.NewCgroups()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cgroups.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	cgroup, err = cgroups.Add()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if bpf, err = cgroups.MountBPF(); err != nil {
-		t.Fatal(err)
-	}
-	return cgroup, bpf
 }
 
 // confined returns how the daemon is started with so many privileges and no more.
-func (s *site) confined(file string, capabilities []string) func(*exec.Cmd) {
-	s.t.Helper()
+func confined(bed *testbed.Testbed, file string, capabilities []string) func(*exec.Cmd) {
+	bed.T.Helper()
 	p, err := readProfile(file)
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 	filter, err := p.compile()
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
-	text, err := json.Marshal(filter)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	at := filepath.Join(s.t.TempDir(), "filter.json")
-	if err := os.WriteFile(at, text, 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	self, variable := testbed.Confined(bed.T, filter)
 	bound := "-all,+" + strings.Join(capabilities, ",+")
 	return func(cmd *exec.Cmd) {
 		unshare, err := exec.LookPath("unshare")
 		if err != nil {
-			s.t.Fatal(err)
+			bed.T.Fatal(err)
 		}
-		cmd.Env = append(os.Environ(), filterFile+"="+at)
-		inner := []string{"unshare", "--mount", "sh", "-c", confinement, "sh", bound, filepath.Dir(s.socket), self, cmd.Path}
+		cmd.Env = append(os.Environ(), variable)
+		inner := []string{"unshare", "--mount", "sh", "-c", confinement, "sh", bound, filepath.Dir(bed.Socket), self, cmd.Path}
 		cmd.Path, cmd.Args = unshare, append(inner, cmd.Args[1:]...)
 	}
 }
@@ -242,7 +191,8 @@ func TestPrivilegesAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, h := range hardened {
-		line := fmt.Sprintf("| %s | %s | %s |\n", h.mode, strings.ToUpper(strings.Join(h.capabilities, ", ")), h.profile)
+		mode := strings.TrimSuffix(h.mode, "-legacy")
+		line := fmt.Sprintf("| %s | %s | %s |\n", mode, strings.ToUpper(strings.Join(h.capabilities, ", ")), h.profile)
 		if !strings.Contains(string(page), line) {
 			t.Errorf("docs/security.md does not have %q", line)
 		}
@@ -251,9 +201,8 @@ func TestPrivilegesAreDocumented(t *testing.T) {
 
 // TestSeccompRefuses sees that a filter made of the profile is in force at all.
 func TestSeccompRefuses(t *testing.T) {
-	lab.Require(t)
-	s := newSite(t)
-	wrap := s.confined("sluice.json", []string{"net_admin", "sys_admin"})
+	bed := testbed.New(t)
+	wrap := confined(bed, "sluice.json", []string{"net_admin", "sys_admin"})
 	cmd := exec.Command("/usr/bin/unshare", "--uts", "true")
 	wrap(cmd)
 	out, err := cmd.CombinedOutput()

@@ -2,13 +2,10 @@ package daemon
 
 import (
 	byteorder "encoding/binary"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/test/daemon/testbed"
 )
 
 // interposer stands between a daemon, with the programs that it starts, and the
@@ -83,28 +82,17 @@ var interposed = []uint32{
 // notifying returns the filter that has the kernel ask about them.
 func notifying() []unix.SockFilter {
 	arch := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
-	out := []unix.SockFilter{load(archAt), equal(arch, 1, 0), result(unix.SECCOMP_RET_ALLOW), load(numberAt)}
+	out := []unix.SockFilter{testbed.LoadWord(testbed.ArchAt), testbed.JumpIfEqual(arch, 1, 0), testbed.Return(unix.SECCOMP_RET_ALLOW), testbed.LoadWord(testbed.NumberAt)}
 	for i, n := range interposed {
-		out = append(out, equal(n, uint8(len(interposed)-i), 0))
+		out = append(out, testbed.JumpIfEqual(n, uint8(len(interposed)-i), 0))
 	}
-	return append(out, result(unix.SECCOMP_RET_ALLOW), result(unix.SECCOMP_RET_USER_NOTIF))
+	return append(out, testbed.Return(unix.SECCOMP_RET_ALLOW), testbed.Return(unix.SECCOMP_RET_USER_NOTIF))
 }
 
 // interpose returns an interposer, and what makes a command one that it is for.
 func interpose(t *testing.T) (*interposer, func(*exec.Cmd)) {
 	t.Helper()
-	text, err := json.Marshal(notifying())
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := filepath.Join(t.TempDir(), "filter.json")
-	if err := os.WriteFile(at, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self, variable := testbed.Confined(t, notifying())
 	in := &interposer{t: t, ended: make(chan struct{}), spite: rand.New(rand.NewPCG(1, 2))}
 	in.begin(nil)
 	return in, func(cmd *exec.Cmd) {
@@ -116,7 +104,7 @@ func interpose(t *testing.T) (*interposer, func(*exec.Cmd)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd.Env = append(os.Environ(), filterFile+"="+at)
+		cmd.Env = append(os.Environ(), variable)
 		cmd.Args = append([]string{self, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path, cmd.ExtraFiles = self, []*os.File{tellNumber, awaitTaken}
 		t.Cleanup(func() { // not before the command was started, which reads them
@@ -126,18 +114,6 @@ func interpose(t *testing.T) (*interposer, func(*exec.Cmd)) {
 		})
 		go in.run(number, taken)
 	}
-}
-
-// handOver lets the test take the listener, whose number it is told.
-func handOver(listener uintptr) error {
-	tell, taken := os.NewFile(3, "tell"), os.NewFile(4, "taken")
-	if _, err := fmt.Fprintf(tell, "%d %d\n", os.Getpid(), listener); err != nil {
-		return err
-	}
-	_, err := io.ReadAll(taken)
-	unix.CloseOnExec(3)
-	unix.CloseOnExec(4)
-	return err
 }
 
 // run takes the listener of a process that begins, and decides about its calls

@@ -17,6 +17,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
+	"sluice/test/daemon/testbed"
 )
 
 // limitsPart is how much of the limits TestLimits has.
@@ -45,75 +46,63 @@ var (
 // TestLimits has one node serve as much of everything as anybody has at once, or a part of it, in every
 // mode: it all answers, a change of another Service comes through, and what is gone is not kept.
 func TestLimits(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.run("sh", "-c", fmt.Sprintf("for i in $(seq 0 %d); do echo addr add 100.64.$((i/256)).$((i%%256))/32 dev lo; done | ip -batch -", part(localAddresses)-1))
-			d := s.start(nil)
-			s.await()
-			before := d.memory("VmRSS")
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Run("sh", "-c", fmt.Sprintf("for i in $(seq 0 %d); do echo addr add 100.64.$((i/256)).$((i%%256))/32 dev lo; done | ip -batch -", part(localAddresses)-1))
+			d := bed.Start(nil)
+			bed.AwaitSync()
+			before := memory(d, "VmRSS")
 			took := func(what string, holds ...func() bool) time.Duration {
 				t.Helper()
 				began := time.Now()
 				for _, h := range holds {
-					s.within(time.Minute, what, h)
+					testbed.EventuallyWithin(bed.T, time.Minute, what, h)
 				}
 				return time.Since(began)
 			}
-			s.writeLimits()
+			writeLimits(bed)
 			n := part(localAddresses) - 1
 			last := netip.AddrFrom4([4]byte{100, 64, byte(n >> 8), byte(n)})
-			all := took("everything", s.answers(longIP, podB),
-				s.answers(netip.AddrPortFrom(wideIP, 1), podA), s.answers(netip.AddrPortFrom(wideIP, uint16(part(widePorts))), podA),
-				s.answers(netip.AddrPortFrom(last, firstNodePort), podA), s.answers(netip.AddrPortFrom(last, uint16(firstNodePort+part(nodePorts)-1)), podA))
-			s.isAsNew(mode)
-			s.writeLarge(1)
-			s.write("web.yaml", service("web", clusterIP, podB))
-			other := took("a change of another Service", s.answers(clusterIP, podB))
-			peak := d.memory("VmHWM")
-			s.removeLimits()
+			all := took("everything", bed.Answers(longIP, testbed.PodB),
+				bed.Answers(netip.AddrPortFrom(wideIP, 1), testbed.PodA), bed.Answers(netip.AddrPortFrom(wideIP, uint16(part(widePorts))), testbed.PodA),
+				bed.Answers(netip.AddrPortFrom(last, firstNodePort), testbed.PodA), bed.Answers(netip.AddrPortFrom(last, uint16(firstNodePort+part(nodePorts)-1)), testbed.PodA))
+			bed.AwaitFreshRules(mode)
+			writeLarge(bed, 1)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+			other := took("a change of another Service", bed.Answers(testbed.ClusterIP, testbed.PodB))
+			peak := memory(d, "VmHWM")
+			removeLimits(bed)
 			gone := took("the end of it", func() bool {
-				_, fate := s.ask(client, longIP)
+				_, fate := bed.Ask(testbed.ClientIP, longIP)
 				return fate != traffic.Answered
 			})
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.within(time.Minute, "a change of what is left", s.answers(clusterIP, podA))
-			s.isAsNew(mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			testbed.EventuallyWithin(bed.T, time.Minute, "a change of what is left", bed.Answers(testbed.ClusterIP, testbed.PodA))
+			bed.AwaitFreshRules(mode)
 			// The runtime collects garbage every two minutes of itself, and returns it in the background.
-			s.within(4*time.Minute, "nearly as little memory as before", func() bool { return d.memory("VmRSS") < 2*before })
+			testbed.EventuallyWithin(bed.T, 4*time.Minute, "nearly as little memory as before", func() bool { return memory(d, "VmRSS") < 2*before })
 			reliability.Record(t, reliability.Result{
 				Fault: fmt.Sprintf("a part in %d of what a node has at most comes and goes", *limitsPart), Mode: mode, Tried: 1, Repairs: []time.Duration{all, other, gone},
 				Note: fmt.Sprintf("all in force after %v, another Service's change after %v; memory %d MiB before, %d at most, %d after",
-					all.Round(10*time.Millisecond), other.Round(time.Millisecond), before>>20, peak>>20, d.memory("VmRSS")>>20),
+					all.Round(10*time.Millisecond), other.Round(time.Millisecond), before>>20, peak>>20, memory(d, "VmRSS")>>20),
 			})
 		})
 	}
 }
 
-// within polls until a condition holds, for longer than [eventually] does.
-func (s *site) within(limit time.Duration, what string, holds func() bool) {
-	s.t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(traffic.Scaled(limit)); !holds(); <-tick.C {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%s did not come about", what)
-		}
-	}
-}
-
 // memory returns one of the sizes of the daemon that the system tells, in bytes.
-func (p *process) memory(name string) (size int) {
-	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
+func memory(d *testbed.Daemon, name string) (size int) {
+	d.T.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Cmd.Process.Pid))
 	if err != nil {
-		p.t.Fatal(err)
+		d.T.Fatal(err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, name+":"); ok {
 			if _, err := fmt.Sscanf(rest, "%d kB", &size); err != nil {
-				p.t.Fatal(err)
+				d.T.Fatal(err)
 			}
 		}
 	}
@@ -123,24 +112,24 @@ func (p *process) memory(name string) (size int) {
 // limitFiles are the files that writeLimits writes.
 var limitFiles = []string{"large.json", "wide.json", "nodeports.json", "part(rivals).json", "long.json"}
 
-func (s *site) removeLimits() {
-	s.t.Helper()
+func removeLimits(bed *testbed.Testbed) {
+	bed.T.Helper()
 	for _, name := range limitFiles {
-		if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
-			s.t.Fatal(err)
+		if err := os.Remove(filepath.Join(bed.Dir, name)); err != nil {
+			bed.T.Fatal(err)
 		}
 	}
 }
 
 // writeLimits writes Services with as much of everything as there may be.
-func (s *site) writeLimits() {
-	s.t.Helper()
-	s.writeLarge(0)
+func writeLimits(bed *testbed.Testbed) {
+	bed.T.Helper()
+	writeLarge(bed, 0)
 	var ports []v1.ServicePort
 	for p := range part(widePorts) {
 		ports = append(ports, v1.ServicePort{Name: fmt.Sprint("p", p), Port: int32(p + 1)})
 	}
-	s.writeObjects("wide.json", serviceWith("default", "wide", wideIP.String(), ports...), slicesOf("default", "wide", 1, ports, podA))
+	writeObjects(bed, "wide.json", serviceWith("default", "wide", wideIP.String(), ports...), slicesOf("default", "wide", 1, ports, testbed.PodA))
 
 	var objects []any
 	const each = 692 // ports of one Service
@@ -152,9 +141,9 @@ func (s *site) writeLimits() {
 		name := fmt.Sprint("nodeports-", first)
 		svc := serviceWith("default", name, fmt.Sprintf("172.30.2.%d", (first-firstNodePort)/each), ports...)
 		svc.Spec.Type = v1.ServiceTypeNodePort
-		objects = append(objects, svc, slicesOf("default", name, 1, ports, podA))
+		objects = append(objects, svc, slicesOf("default", name, 1, ports, testbed.PodA))
 	}
-	s.writeObjects("nodeports.json", objects...)
+	writeObjects(bed, "nodeports.json", objects...)
 
 	objects = nil
 	for i := range part(rivals) {
@@ -162,23 +151,23 @@ func (s *site) writeLimits() {
 		svc.Spec.ExternalIPs = []string{"203.0.113.99"}
 		objects = append(objects, svc)
 	}
-	s.writeObjects("part(rivals).json", objects...)
+	writeObjects(bed, "part(rivals).json", objects...)
 
 	label := strings.Repeat("n", 63)
 	port := v1.ServicePort{Name: strings.Repeat("p", 63), Port: int32(longIP.Port())}
-	s.writeObjects("long.json", serviceWith(label, label, longIP.Addr().String(), port), slicesOf(label, label, 1, []v1.ServicePort{port}, podB))
+	writeObjects(bed, "long.json", serviceWith(label, label, longIP.Addr().String(), port), slicesOf(label, label, 1, []v1.ServicePort{port}, testbed.PodB))
 }
 
 // writeLarge writes a Service with very many endpoints, of which one is another in every generation.
-func (s *site) writeLarge(generation int) {
-	s.t.Helper()
+func writeLarge(bed *testbed.Testbed, generation int) {
+	bed.T.Helper()
 	port := v1.ServicePort{Name: "http", Port: 80}
 	var endpoints []netip.Addr
 	for e := range part(largeEndpoints) {
 		endpoints = append(endpoints, netip.AddrFrom4([4]byte{10, 9, byte(e >> 8), byte(e)}))
 	}
 	endpoints[part(largeEndpoints)/2] = netip.AddrFrom4([4]byte{10, 10, 0, byte(generation)})
-	s.writeObjects("large.json", serviceWith("default", "large", "172.30.1.1", port),
+	writeObjects(bed, "large.json", serviceWith("default", "large", "172.30.1.1", port),
 		slicesOf("default", "large", largeSlices, []v1.ServicePort{port}, endpoints...))
 }
 
@@ -214,8 +203,8 @@ func slicesOf(namespace, service string, n int, ports []v1.ServicePort, endpoint
 }
 
 // writeObjects writes a file of objects, and of lists of them.
-func (s *site) writeObjects(name string, objects ...any) {
-	s.t.Helper()
+func writeObjects(bed *testbed.Testbed, name string, objects ...any) {
+	bed.T.Helper()
 	var text strings.Builder
 	for _, o := range objects {
 		list, ok := o.([]any)
@@ -224,9 +213,9 @@ func (s *site) writeObjects(name string, objects ...any) {
 		}
 		for _, o := range list {
 			if err := json.NewEncoder(&text).Encode(o); err != nil {
-				s.t.Fatal(err)
+				bed.T.Fatal(err)
 			}
 		}
 	}
-	s.write(name, text.String())
+	bed.Write(name, text.String())
 }

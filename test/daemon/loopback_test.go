@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"sluice/test/daemon/testbed"
 )
 
 const (
@@ -88,11 +90,11 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, tt := range tests {
 			t.Run(variant+"/"+tt.name, func(t *testing.T) {
-				s := newSite(t)
-				s.write("web.yaml", service("web", clusterIP, podA))
-				s.run("sh", "-ec", "iptables-"+variant+" -t mangle -N KUBE-IPTABLES-HINT\n"+strings.ReplaceAll(tt.before, "$VARIANT", variant))
+				bed := testbed.New(t)
+				bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+				bed.Run("sh", "-ec", "iptables-"+variant+" -t mangle -N KUBE-IPTABLES-HINT\n"+strings.ReplaceAll(tt.before, "$VARIANT", variant))
 				seen, closed := filepath.Join(t.TempDir(), "seen"), filepath.Join(t.TempDir(), "closed")
-				change := s.instead("iptables-"+variant+"-restore", `$REAL "$@"; code=$?
+				change := bed.WrapProgram("iptables-"+variant+"-restore", `$REAL "$@"; code=$?
 if [ $(`+readLocalnet+`) != 1 ]; then touch `+closed+`
 elif ! { iptables-`+variant+`-save; nft list table ip sluice 2>/dev/null; } | grep -q 'block incoming localnet\|loopback is not for others'; then
 	touch `+seen+`
@@ -105,11 +107,11 @@ exit $code`)
 				for i, args := range tt.runs {
 					_ = os.Remove(closed)
 					mode := modeOf(args)
-					s.serveOnce(change, args, left != "" && mode != left)
+					serveOnce(bed, change, args, left != "" && mode != left)
 					if mode != "" {
 						left = mode
 					}
-					if got := s.localnet(); got != tt.want[i] {
+					if got := localnet(bed); got != tt.want[i] {
 						t.Errorf("after run %d, %v: route_localnet is %s, want %s", i, args, got, tt.want[i])
 					}
 					if _, err := os.Stat(closed); err == nil && i > 0 && tt.want[i-1] == "1" && tt.want[i] == "1" {
@@ -133,31 +135,31 @@ exit $code`)
 func TestReadOnlySettings(t *testing.T) {
 	for name, mode := range map[string][]string{"nftables": openNFTables, "iptables": iptablesMode} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.serveOnce(nil, with(initOnly, mode...), false)
-			s.serveOnce(readOnly, mode, false)
-			s.serveOnce(readOnly, with(mode, excluded...), false)
-			s.guarded("a daemon that excludes loopback")
-			d := s.start(readOnly, cleanup...)
-			if code := d.wait(); code != 1 || !strings.Contains(d.log(), "route_localnet stays 1, set it to 0 on the host") {
+			bed := testbed.New(t)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			serveOnce(bed, nil, with(initOnly, mode...), false)
+			serveOnce(bed, readOnly, mode, false)
+			serveOnce(bed, readOnly, with(mode, excluded...), false)
+			guarded(bed, "a daemon that excludes loopback")
+			d := bed.Start(readOnly, cleanup...)
+			if code := d.Wait(); code != 1 || !strings.Contains(d.Log(), "route_localnet stays 1, set it to 0 on the host") {
 				t.Errorf("exit code %d of a cleanup that cannot close loopback", code)
 			}
-			s.guarded("a cleanup")
-			s.serveOnce(nil, cleanup, false)
-			if got := s.localnet(); got != "0" || s.tables() != "" && strings.Contains(s.tables(), "sluice") {
-				t.Errorf("route_localnet is %s, tables %q", got, s.tables())
+			guarded(bed, "a cleanup")
+			serveOnce(bed, nil, cleanup, false)
+			if got := localnet(bed); got != "0" || bed.Tables() != "" && strings.Contains(bed.Tables(), "sluice") {
+				t.Errorf("route_localnet is %s, tables %q", got, bed.Tables())
 			}
 		})
 	}
 }
 
 // guarded wants loopback open and guarded.
-func (s *site) guarded(after string) {
-	s.t.Helper()
-	s.run("sh", "-ec", "{ iptables-nft-save; nft list ruleset; } | grep -q 'route_localnet is 1 because of this proxy'")
-	if got := s.localnet(); got != "1" {
-		s.t.Errorf("after %s: route_localnet is %s", after, got)
+func guarded(bed *testbed.Testbed, after string) {
+	bed.T.Helper()
+	bed.Run("sh", "-ec", "{ iptables-nft-save; nft list ruleset; } | grep -q 'route_localnet is 1 because of this proxy'")
+	if got := localnet(bed); got != "1" {
+		bed.T.Errorf("after %s: route_localnet is %s", after, got)
 	}
 }
 
@@ -170,9 +172,9 @@ func readOnly(cmd *exec.Cmd) {
 
 // serveOnce runs the daemon until it has done what it does at its start, and has
 // removed what others left if there was something.
-func (s *site) serveOnce(change func(*exec.Cmd), args []string, others bool) {
-	s.t.Helper()
-	d := s.start(func(cmd *exec.Cmd) {
+func serveOnce(bed *testbed.Testbed, change func(*exec.Cmd), args []string, others bool) {
+	bed.T.Helper()
+	d := bed.Start(func(cmd *exec.Cmd) {
 		if slices.Contains(args, "--nodeport-addresses") { // these only
 			i := slices.Index(cmd.Args, "--nodeport-addresses")
 			cmd.Args = slices.Delete(cmd.Args, i, i+2)
@@ -186,26 +188,19 @@ func (s *site) serveOnce(change func(*exec.Cmd), args []string, others bool) {
 		}
 	}, args...)
 	if args[0] == "--cleanup" || args[0] == "--init-only" {
-		if code := d.wait(); code != 0 {
-			s.t.Errorf("exit code %d", code)
+		if code := d.Wait(); code != 0 {
+			bed.T.Errorf("exit code %d", code)
 		}
 		return
 	}
-	eventually(s.t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
+	d.AwaitFirstSync()
 	if others {
-		eventually(s.t, "the takeover", func() bool { return strings.Contains(d.log(), "Removed objects of another service proxy") })
+		d.AwaitLog("Removed objects of another service proxy")
 	}
-	d.end(syscall.SIGKILL)
+	d.End(syscall.SIGKILL)
 }
 
-func (s *site) localnet() string {
-	s.t.Helper()
-	var out []byte
-	if err := s.lab.Node().Do(func() (err error) {
-		out, err = exec.Command("sh", "-c", readLocalnet).Output()
-		return err
-	}); err != nil {
-		s.t.Fatal(err)
-	}
-	return strings.TrimSpace(string(out))
+func localnet(bed *testbed.Testbed) string {
+	bed.T.Helper()
+	return strings.TrimSpace(bed.Run("sh", "-c", readLocalnet))
 }

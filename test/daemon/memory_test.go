@@ -17,6 +17,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
+	"sluice/test/daemon/testbed"
 	"sluice/test/vm/guest"
 )
 
@@ -35,70 +36,70 @@ func TestMemoryLimit(t *testing.T) {
 	}
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
-			s, g := newSiteFor(t, mode), newMemoryCgroup(t)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			d := s.start(g.join)
-			s.await()
-			w := s.countWrites()
-			cost := s.costOfAnother(w)
-			d.end(syscall.SIGTERM)
+			bed, g := testbed.NewFor(t, mode), newMemoryCgroup(t)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			d := bed.Start(g.join)
+			bed.AwaitSync()
+			w := countWrites(bed)
+			cost := costOfAnother(bed, w)
+			d.End(syscall.SIGTERM)
 
 			g.limit(memoryLimit)
-			s.outgrow(g)
-			d = s.start(func(c *exec.Cmd) { g.join(c); c.Env = append(os.Environ(), "GOGC=off") })
-			s.await()
-			open := s.openEcho()
-			s.bearLimit(g, mode)
-			s.hitLimit(d, g, mode, func() {
+			outgrow(bed, g)
+			d = bed.Start(func(c *exec.Cmd) { g.join(c); c.Env = append(os.Environ(), "GOGC=off") })
+			bed.AwaitSync()
+			open := bed.OpenEcho()
+			bearLimit(bed, g, mode)
+			hitLimit(bed, d, g, mode, func() {
 				if mode != "userspace" {
-					s.alive(open, "without a daemon")
+					bed.WantAlive(open, "without a daemon")
 				}
 				w.taken()
 			})
-			s.await()
+			bed.AwaitSync()
 			if written := w.taken(); len(written) != cost {
 				t.Errorf("%d objects were written for a Service, want %d as when nobody is killed: %.10q", len(written), cost, written)
 			}
-			s.isAsNew(mode)
+			bed.AwaitFreshRules(mode)
 		})
 	}
 }
 
 // outgrow starts a daemon that does not heed the limit, and wants it killed.
-func (s *site) outgrow(g *memoryCgroup) {
-	s.t.Helper()
-	d := s.start(func(c *exec.Cmd) { g.join(c); c.Env = append(os.Environ(), "GOGC=off", "GOMEMLIMIT=off") })
+func outgrow(bed *testbed.Testbed, g *memoryCgroup) {
+	bed.T.Helper()
+	d := bed.Start(func(c *exec.Cmd) { g.join(c); c.Env = append(os.Environ(), "GOGC=off", "GOMEMLIMIT=off") })
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for i := range 200 {
-		s.annotate(bulk + i)
+		annotate(bed, bulk+i)
 		select {
 		case <-d.Done:
 			if !g.killed(d) {
-				s.t.Fatalf("the daemon has ended by itself")
+				bed.T.Fatalf("the daemon has ended by itself")
 			}
 			return
 		case <-tick.C:
 		}
 	}
-	s.t.Fatalf("a daemon that does not heed its limit lives, so that one that does proves nothing: %s", g.read("memory.stat"))
+	bed.T.Fatalf("a daemon that does not heed its limit lives, so that one that does proves nothing: %s", g.read("memory.stat"))
 }
 
 // bearLimit changes Services near the limit.
-func (s *site) bearLimit(g *memoryCgroup, mode string) {
-	s.t.Helper()
-	load := s.load(2, clusterIP)
+func bearLimit(bed *testbed.Testbed, g *memoryCgroup, mode string) {
+	bed.T.Helper()
+	load := bed.Load(2, testbed.ClusterIP)
 	var repairs []time.Duration
-	most := g.peak(func() { repairs = s.churnBulky() })
+	most := g.peak(func() { repairs = churnBulky(bed) })
 	made, failed := load()
-	s.report(failed)
+	bed.Report(failed)
 	if n := g.kills(); n != g.seen {
-		s.t.Errorf("it was killed: %d bytes were in use, there are %d", most, memoryLimit)
+		bed.T.Errorf("it was killed: %d bytes were in use, there are %d", most, memoryLimit)
 	}
 	if most < memoryLimit*3/4 {
-		s.t.Errorf("no more than %d of %d bytes were in use", most, memoryLimit)
+		bed.T.Errorf("no more than %d of %d bytes were in use", most, memoryLimit)
 	}
-	reliability.Record(s.t, reliability.Result{
+	reliability.Record(bed.T, reliability.Result{
 		Fault: "memory of the cgroup used up but for a little", Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: repairs,
 		Note: fmt.Sprintf("%d of %d KiB at most; a daemon that does not heed the limit is killed; a repair is a change that comes through", most>>10, memoryLimit>>10),
 	})
@@ -106,54 +107,54 @@ func (s *site) bearLimit(g *memoryCgroup, mode string) {
 
 // hitLimit makes a change that needs more than the limit, and has the daemon started again
 // and again. Then there is room enough.
-func (s *site) hitLimit(d *process, g *memoryCgroup, mode string, meanwhile func()) {
-	s.t.Helper()
-	load := s.load(2, clusterIP)
-	without := gap{from: time.Now()}
-	s.annotate(memoryLimit / 3) // it is read as a whole, and then made an object of
+func hitLimit(bed *testbed.Testbed, d *testbed.Daemon, g *memoryCgroup, mode string, meanwhile func()) {
+	bed.T.Helper()
+	load := bed.Load(2, testbed.ClusterIP)
+	without := testbed.Gap{From: time.Now()}
+	annotate(bed, memoryLimit/3) // it is read as a whole, and then made an object of
 	const tries = 3
 	for i := range tries {
 		if i > 0 {
-			d = s.start(g.join)
+			d = bed.Start(g.join)
 		}
 		if !g.killed(d) {
-			s.t.Fatalf("it is not killed, though it needs more than %d bytes", memoryLimit)
+			bed.T.Fatalf("it is not killed, though it needs more than %d bytes", memoryLimit)
 		}
 	}
-	s.write("late.yaml", service("late", late, podA))
+	bed.Write("late.yaml", testbed.Service("late", late, testbed.PodA))
 	meanwhile()
 	g.limit(-1)
 	began := time.Now()
-	d = s.start(g.join)
-	without.until = d.synced
-	s.within(time.Minute, "what did not fit before", s.answers(late, podA))
+	d = bed.Start(g.join)
+	without.Until = d.Synced
+	testbed.EventuallyWithin(bed.T, time.Minute, "what did not fit before", bed.Answers(late, testbed.PodA))
 	took := time.Since(began)
 	made, failed := load()
 	note := ""
 	if mode == "userspace" {
 		note = "the daemon carries the connections: all that failed were under way while none ran"
-		s.report(outside(failed, without))
+		bed.Report(testbed.Outside(failed, without))
 	} else {
-		s.report(failed)
+		bed.Report(failed)
 	}
-	reliability.Record(s.t, reliability.Result{
+	reliability.Record(bed.T, reliability.Result{
 		Fault: "memory limit of the cgroup hit: killed by the kernel", Mode: mode, Tried: tries,
 		Requests: made, Failed: len(failed), Repairs: []time.Duration{took}, Note: note,
 	})
 }
 
 // costOfAnother returns how many objects are written for a Service that comes, and takes it away again.
-func (s *site) costOfAnother(w *writes) int {
-	s.t.Helper()
+func costOfAnother(bed *testbed.Testbed, w *writes) int {
+	bed.T.Helper()
 	w.taken()
-	s.write("late.yaml", service("late", late, podA))
-	eventually(s.t, "another Service", s.answers(late, podA))
-	s.await()
+	bed.Write("late.yaml", testbed.Service("late", late, testbed.PodA))
+	testbed.Eventually(bed.T, "another Service", bed.Answers(late, testbed.PodA))
+	bed.AwaitSync()
 	n := len(w.taken())
-	if err := os.Remove(filepath.Join(s.dir, "late.yaml")); err != nil {
-		s.t.Fatal(err)
+	if err := os.Remove(filepath.Join(bed.Dir, "late.yaml")); err != nil {
+		bed.T.Fatal(err)
 	}
-	eventually(s.t, "its end", func() bool { return !s.answers(late, podA)() })
+	testbed.Eventually(bed.T, "its end", func() bool { return !bed.Answers(late, testbed.PodA)() })
 	return n
 }
 
@@ -162,13 +163,13 @@ const bulk = 1 << 20
 
 // churnBulky replaces the endpoint of a Service, beside a file that takes much memory to read, and
 // returns how long each change took.
-func (s *site) churnBulky() (took []time.Duration) {
-	s.t.Helper()
+func churnBulky(bed *testbed.Testbed) (took []time.Duration) {
+	bed.T.Helper()
 	for i := range 10 {
-		began, to := time.Now(), []netip.Addr{podA, podB}[i%2]
-		s.annotate(bulk + i)
-		s.write("bulky.yaml", service("bulky", bulkyIP, to))
-		eventually(s.t, "a change", s.answers(bulkyIP, to))
+		began, to := time.Now(), []netip.Addr{testbed.PodA, testbed.PodB}[i%2]
+		annotate(bed, bulk+i)
+		bed.Write("bulky.yaml", testbed.Service("bulky", bulkyIP, to))
+		testbed.Eventually(bed.T, "a change", bed.Answers(bulkyIP, to))
 		took = append(took, time.Since(began))
 	}
 	return took
@@ -177,11 +178,11 @@ func (s *site) churnBulky() (took []time.Duration) {
 var bulkyIP = netip.MustParseAddrPort("172.30.0.50:80")
 
 // annotate writes a Service with a note that nobody reads.
-func (s *site) annotate(size int) {
-	s.t.Helper()
+func annotate(bed *testbed.Testbed, size int) {
+	bed.T.Helper()
 	svc := serviceWith("default", "annotated", "172.30.0.51", v1.ServicePort{Port: 80})
 	svc.Annotations = map[string]string{"note": strings.Repeat("x", size)}
-	s.writeObjects("annotated.json", svc)
+	writeObjects(bed, "annotated.json", svc)
 }
 
 // memoryCgroup is a cgroup whose memory is limited.
@@ -207,7 +208,7 @@ func newMemoryCgroup(t *testing.T) *memoryCgroup {
 	}
 	t.Cleanup(func() {
 		_ = dir.Close()
-		_ = os.Remove(path) // the daemon ends with the site, maybe later
+		_ = os.Remove(path) // the daemon ends with the testbed, maybe later
 	})
 	return &memoryCgroup{t: t, dir: dir}
 }
@@ -278,7 +279,7 @@ func (g *memoryCgroup) peak(do func()) int {
 }
 
 // killed waits for the end of a daemon, and reports whether the kernel has killed it for want of memory.
-func (g *memoryCgroup) killed(d *process) bool {
+func (g *memoryCgroup) killed(d *testbed.Daemon) bool {
 	g.t.Helper()
 	select {
 	case <-d.Done:

@@ -6,10 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-// repairTime is a second, and what a busy machine adds to it.
-const repairTime = 3 * time.Second
+	"sluice/test/daemon/testbed"
+)
 
 // TestDamageIsRepaired removes rules from another process while endpoints change continuously.
 // Traffic recovers by itself.
@@ -22,25 +21,25 @@ func TestDamageIsRepaired(t *testing.T) {
 	}
 	for _, variant := range []string{"nft", "legacy"} {
 		for name, script := range damage {
-			for _, vip := range []netip.AddrPort{clusterIP, clusterV6} {
-				program, by := "iptables-"+variant, podA
+			for _, vip := range []netip.AddrPort{testbed.ClusterIP, testbed.ClusterV6} {
+				program, by := "iptables-"+variant, testbed.PodA
 				if vip.Addr().Is6() {
-					program, by = "ip6tables-"+variant, podV6
+					program, by = "ip6tables-"+variant, testbed.PodV6
 				}
 				t.Run(program+"/"+name, func(t *testing.T) {
-					s := newSite(t)
+					bed := testbed.New(t)
 					for _, p := range []string{"iptables-", "ip6tables-"} {
-						s.run(p+variant, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+						bed.Run(p+variant, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
 					}
-					s.write("web.yaml", service("web", vip, by))
-					s.start(nil, "--proxy-mode", "iptables")
-					eventually(t, "the Service", s.answers(vip, by))
-					s.churn()
-					s.run("sh", "-ec", strings.ReplaceAll(script, "PROGRAM", program))
+					bed.Write("web.yaml", testbed.Service("web", vip, by))
+					bed.Start(nil, "--proxy-mode", "iptables")
+					testbed.Eventually(t, "the Service", bed.Answers(vip, by))
+					churnEndpoints(bed)
+					bed.Run("sh", "-ec", strings.ReplaceAll(script, "PROGRAM", program))
 					began := time.Now()
-					eventually(t, "the Service after the damage", s.answers(vip, by))
-					if took := time.Since(began); took > repairTime {
-						t.Errorf("repaired after %v, want at most %v", took, repairTime)
+					testbed.Eventually(t, "the Service after the damage", bed.Answers(vip, by))
+					if took := time.Since(began); took > testbed.RepairTime {
+						t.Errorf("repaired after %v, want at most %v", took, testbed.RepairTime)
 					}
 				})
 			}
@@ -48,9 +47,9 @@ func TestDamageIsRepaired(t *testing.T) {
 	}
 }
 
-// churn changes the endpoints of another Service fifty times a second until the
+// churnEndpoints changes the endpoints of another Service fifty times a second until the
 // test ends.
-func (s *site) churn() {
+func churnEndpoints(bed *testbed.Testbed) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -61,9 +60,9 @@ func (s *site) churn() {
 			case <-end:
 				return
 			case <-tick.C:
-				s.write("churn.yaml", service("churn", secondIP, netip.MustParseAddr(fmt.Sprintf("10.0.1.%d", i%200))))
+				bed.Write("churn.yaml", testbed.Service("churn", testbed.SecondIP, netip.MustParseAddr(fmt.Sprintf("10.0.1.%d", i%200))))
 			}
 		}
 	}()
-	s.t.Cleanup(func() { close(end); <-ended })
+	bed.T.Cleanup(func() { close(end); <-ended })
 }

@@ -9,35 +9,36 @@ import (
 	"time"
 
 	"sluice/internal/conformance/reliability"
+	"sluice/test/daemon/testbed"
 )
 
 // TestRestartsWriteNothing repeatedly kills a daemon while nothing changes. The next one finds all
 // 200 Services correct and writes nothing to nf_tables, which has the rules of all modes.
 func TestRestartsWriteNothing(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
+			bed := testbed.NewFor(t, mode)
 			var many []string
 			for i := range 200 {
-				many = append(many, service(fmt.Sprintf("many-%d", i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 30, 1, byte(i)}), 80), podA, podB))
+				many = append(many, testbed.Service(fmt.Sprintf("many-%d", i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 30, 1, byte(i)}), 80), testbed.PodA, testbed.PodB))
 			}
-			s.write("many.yaml", strings.Join(many, "---\n"))
-			s.write("web.yaml", service("web", clusterIP, podA))
-			d := s.start(nil)
-			s.await()
-			load := s.load(2, clusterIP)
-			w := s.countWrites()
+			bed.Write("many.yaml", strings.Join(many, "---\n"))
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			d := bed.Start(nil)
+			bed.AwaitSync()
+			load := bed.Load(2, testbed.ClusterIP)
+			w := countWrites(bed)
 			var repairs []time.Duration
 			var most []string
 			restarts := max(*kills/5, 1)
 			for range restarts {
 				killed := time.Now()
-				d.end(syscall.SIGKILL)
+				d.End(syscall.SIGKILL)
 				w.taken()
-				d = s.start(nil)
-				eventually(t, "the first sync", func() bool { return !d.synced().IsZero() })
-				repairs = append(repairs, d.synced().Sub(killed))
-				s.await()
+				d = bed.Start(nil)
+				d.AwaitFirstSync()
+				repairs = append(repairs, d.Synced().Sub(killed))
+				bed.AwaitSync()
 				if written := w.taken(); len(written) > len(most) {
 					most = written
 				}
@@ -50,7 +51,7 @@ func TestRestartsWriteNothing(t *testing.T) {
 			if mode == "userspace" {
 				note += "; the daemon carries the connections, and those of the moment when none runs fail"
 			} else {
-				s.report(failed)
+				bed.Report(failed)
 			}
 			reliability.Record(t, reliability.Result{
 				Fault: "daemon killed (SIGKILL) while nothing changes", Mode: mode, Tried: restarts, Requests: made, Failed: len(failed), Repairs: repairs,

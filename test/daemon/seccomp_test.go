@@ -8,13 +8,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/test/daemon/testbed"
 )
 
 // profile is a seccomp profile as container runtimes read it.
@@ -60,23 +59,6 @@ func action(name string, errno uint32) (uint32, error) {
 	return 0, fmt.Errorf("action %q is not known", name)
 }
 
-// Where the kernel has what a filter looks at, in struct seccomp_data.
-const (
-	numberAt = 0
-	archAt   = 4
-	argsAt   = 16 // 64 bits each, the lower half first
-)
-
-func load(at uint32) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
-}
-
-func equal(k uint32, jt, jf uint8) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: jt, Jf: jf}
-}
-
-func result(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
-
 // compile makes a filter of a profile. The first rule that fits decides.
 func (p *profile) compile() ([]unix.SockFilter, error) {
 	arch, numbers, err := systemCalls()
@@ -84,7 +66,7 @@ func (p *profile) compile() ([]unix.SockFilter, error) {
 		return nil, err
 	}
 	// Calls by the numbers of another architecture would be others.
-	out := []unix.SockFilter{load(archAt), equal(arch, 1, 0), result(unix.SECCOMP_RET_KILL_PROCESS)}
+	out := []unix.SockFilter{testbed.LoadWord(testbed.ArchAt), testbed.JumpIfEqual(arch, 1, 0), testbed.Return(unix.SECCOMP_RET_KILL_PROCESS)}
 	for _, r := range p.Syscalls {
 		then, err := action(r.Action, r.ErrnoRet)
 		if err != nil {
@@ -99,21 +81,21 @@ func (p *profile) compile() ([]unix.SockFilter, error) {
 			} else if a.Op != "SCMP_CMP_EQ" {
 				return nil, fmt.Errorf("%v: comparison %q is not known", r.Names, a.Op)
 			}
-			matches = append(matches, load(argsAt+8*a.Index),
-				unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask}, equal(value, 0, left))
+			matches = append(matches, testbed.LoadWord(testbed.ArgsAt+8*a.Index),
+				unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask}, testbed.JumpIfEqual(value, 0, left))
 		}
-		block := append(matches, result(then))
+		block := append(matches, testbed.Return(then))
 		for _, name := range r.Names {
 			number, known := numbers[name]
 			if !known {
 				continue // as runtimes do: not every architecture has all calls
 			}
-			out = append(out, load(numberAt), equal(number, 0, uint8(len(block))))
+			out = append(out, testbed.LoadWord(testbed.NumberAt), testbed.JumpIfEqual(number, 0, uint8(len(block))))
 			out = append(out, block...)
 		}
 	}
 	then, err := action(p.DefaultAction, p.DefaultErrnoRet)
-	return append(out, result(then)), err
+	return append(out, testbed.Return(then)), err
 }
 
 // systemCalls returns the numbers of this architecture by name. They are read from
@@ -140,43 +122,4 @@ func systemCalls() (arch uint32, numbers map[string]uint32, err error) {
 		numbers[strings.ToLower(string(m[1]))] = uint32(n)
 	}
 	return arch, numbers, nil
-}
-
-// filterFile is the variable by which the test program is told to confine itself by
-// the filter in a file, and to become the program that its arguments name.
-const filterFile = "SLUICE_TEST_SECCOMP_FILTER"
-
-// confine is all that the test program does when it is told so.
-func confine(file string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	var filter []unix.SockFilter
-	if err := json.Unmarshal(text, &filter); err != nil {
-		return err
-	}
-	if err := os.Unsetenv(filterFile); err != nil {
-		return err
-	}
-	flags := unix.SECCOMP_FILTER_FLAG_TSYNC
-	notifies := slices.Contains(filter, result(unix.SECCOMP_RET_USER_NOTIF))
-	if notifies {
-		flags |= unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
-	}
-	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	listener, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&prog)))
-	if errno == unix.EINVAL && notifies { // before Linux 5.19 a signal has the kernel ask once more
-		flags &^= unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
-		listener, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&prog)))
-	}
-	if errno != 0 {
-		return fmt.Errorf("seccomp: %w", errno)
-	}
-	if notifies {
-		if err := handOver(listener); err != nil {
-			return err
-		}
-	}
-	return syscall.Exec(os.Args[1], slices.Clone(os.Args[1:]), os.Environ())
 }

@@ -3,6 +3,8 @@ package daemon
 import (
 	"os"
 	"testing"
+
+	"sluice/test/daemon/testbed"
 )
 
 // maxBinary is how many bytes the daemon's program may have. Most of what it
@@ -10,10 +12,7 @@ import (
 const maxBinary = 30_000_000
 
 func TestBinaryIsSmall(t *testing.T) {
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.Binary(t)
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)

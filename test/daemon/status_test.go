@@ -5,65 +5,47 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 
 	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 )
-
-// tell runs a command of the program that asks the daemon, in the node's namespace, and
-// returns what it says and its exit code.
-func (s *site) tell(args ...string) (string, int) {
-	s.t.Helper()
-	path, err := binary()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	var out strings.Builder
-	cmd := exec.Command(path, append(args, "--socket", s.socket)...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := s.lab.Node().Start(cmd); err != nil {
-		s.t.Fatal(err)
-	}
-	_ = cmd.Wait() // the code tells
-	return out.String(), cmd.ProcessState.ExitCode()
-}
 
 // TestStatusTellsWhatIsInForce reads the status while the daemon serves, while objects change, and
 // after it was killed.
 func TestStatusTellsWhatIsInForce(t *testing.T) {
-	s := newSite(t)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.write("idle.yaml", service("idle", secondIP))
-	if text, code := s.tell("status"); code != 2 || !strings.Contains(text, "is sluice running on this node?") {
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Write("idle.yaml", testbed.Service("idle", testbed.SecondIP))
+	if text, code := bed.Sluice("status"); code != 2 || !strings.Contains(text, "is sluice running on this node?") {
 		t.Errorf("without a daemon: exit %d, %s", code, text)
 	}
-	d := s.start(nil)
-	text, code := s.tell("status", "--wait=20s")
+	d := bed.Start(nil)
+	text, code := bed.Sluice("status", "--wait=20s")
 	if code != 0 || !strings.Contains(text, "All in force") || !strings.Contains(text, "NoEndpoints") {
 		t.Fatalf("exit %d, %s", code, text)
 	}
-	if !s.answers(clusterIP, podA)() {
+	if !bed.Answers(testbed.ClusterIP, testbed.PodA)() {
 		t.Error("in force, it is said, and the Service does not answer")
 	}
-	if text, code := s.tell("status", "--problems"); code != 1 || strings.Contains(text, "web") || !strings.Contains(text, "idle") {
+	if text, code := bed.Sluice("status", "--problems"); code != 1 || strings.Contains(text, "web") || !strings.Contains(text, "idle") {
 		t.Errorf("--problems: exit %d, %s", code, text)
 	}
-	s.write("web.yaml", service("web", clusterIP, podB))
-	eventually(t, "the change in the status", func() bool {
-		text, _ := s.tell("status", "default/web")
-		return strings.Contains(text, podB.String()) && !strings.Contains(text, podA.String())
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
+	testbed.Eventually(t, "the change in the status", func() bool {
+		text, _ := bed.Sluice("status", "default/web")
+		return strings.Contains(text, testbed.PodB.String()) && !strings.Contains(text, testbed.PodA.String())
 	})
-	if code := d.end(syscall.SIGKILL); code != -1 {
+	if code := d.End(syscall.SIGKILL); code != -1 {
 		t.Errorf("exit %d", code)
 	}
-	if text, code := s.tell("status"); code != 2 || !strings.Contains(text, "has stopped or was killed") {
+	if text, code := bed.Sluice("status"); code != 2 || !strings.Contains(text, "has stopped or was killed") {
 		t.Errorf("after it was killed: exit %d, %s", code, text)
 	}
-	s.start(nil)
-	if text, code := s.tell("status", "--wait=20s", "-o", "name"); code != 0 || text != "default/idle\ndefault/web\n" {
+	bed.Start(nil)
+	if text, code := bed.Sluice("status", "--wait=20s", "-o", "name"); code != 0 || text != "default/idle\ndefault/web\n" {
 		t.Errorf("after a restart: exit %d, %s", code, text)
 	}
 }
@@ -71,15 +53,15 @@ func TestStatusTellsWhatIsInForce(t *testing.T) {
 // TestStatusDoesNotHoldUpChanges reads the whole status continuously and concurrently while an
 // endpoint is replaced: the change still takes effect at once.
 func TestStatusDoesNotHoldUpChanges(t *testing.T) {
-	s := newSite(t)
+	bed := testbed.New(t)
 	var many strings.Builder
 	for i := range 3000 {
 		fmt.Fprintf(&many, "apiVersion: v1\nkind: Service\nmetadata: {name: many-%04d}\nspec: {clusterIP: 10.97.%d.%d, ports: [{port: 80}]}\n---\n", i, i>>8, i&255)
 	}
-	s.write("many.yaml", many.String())
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.start(nil)
-	if text, code := s.tell("status", "--wait=20s", "--problems"); code != 1 {
+	bed.Write("many.yaml", many.String())
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Start(nil)
+	if text, code := bed.Sluice("status", "--wait=20s", "--problems"); code != 1 {
 		t.Fatalf("exit %d, %s", code, text)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -89,7 +71,7 @@ func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 		"/v1/explain?to=default/web", "/v1/explain?to=172.31.0.1:80",
 	} {
 		go func() {
-			n, c := 0, statusapi.AtSocket(s.socket)
+			n, c := 0, statusapi.AtSocket(bed.Socket)
 			path, query, _ := strings.Cut(path, "?")
 			for ; ctx.Err() == nil; n++ {
 				var answer any
@@ -102,12 +84,12 @@ func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 			asked <- n
 		}()
 	}
-	for _, pod := range []netip.Addr{podB, podA, podB} {
-		s.write("web.yaml", service("web", clusterIP, pod))
-		eventually(t, "the change", s.answers(clusterIP, pod))
+	for _, pod := range []netip.Addr{testbed.PodB, testbed.PodA, testbed.PodB} {
+		bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, pod))
+		testbed.Eventually(t, "the change", bed.Answers(testbed.ClusterIP, pod))
 	}
 	var last statusapi.ChangeList
-	if err := statusapi.AtSocket(s.socket).Get(ctx, statusapi.ChangesPath, values("limit=3"), &last); err != nil {
+	if err := statusapi.AtSocket(bed.Socket).Get(ctx, statusapi.ChangesPath, values("limit=3"), &last); err != nil {
 		t.Error(err)
 	}
 	for _, c := range last.Items {
@@ -131,17 +113,17 @@ func values(query string) url.Values {
 
 // TestStatusTellsOfFiles checks that an unreadable file is reported as a problem until it is fixed.
 func TestStatusTellsOfFiles(t *testing.T) {
-	s := newSite(t)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	s.write("bad.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: nonsense, ports: [{port: 80}]}\n")
-	s.start(nil)
-	text, code := s.tell("status", "--wait=20s", "--problems")
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Write("bad.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: nonsense, ports: [{port: 80}]}\n")
+	bed.Start(nil)
+	text, code := bed.Sluice("status", "--wait=20s", "--problems")
 	if code != 1 || !strings.Contains(text, "1 PROBLEM:") || !strings.Contains(text, "bad.yaml") || !strings.Contains(text, "spec.clusterIP") {
 		t.Errorf("exit %d, %s", code, text)
 	}
-	s.write("bad.yaml", "")
-	eventually(t, "no problem", func() bool {
-		_, code := s.tell("status", "--problems")
+	bed.Write("bad.yaml", "")
+	testbed.Eventually(t, "no problem", func() bool {
+		_, code := bed.Sluice("status", "--problems")
 		return code == 0
 	})
 }

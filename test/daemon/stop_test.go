@@ -1,13 +1,10 @@
 package daemon
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,7 +18,7 @@ import (
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/kernel/nft"
-	"sluice/internal/proxy"
+	"sluice/test/daemon/testbed"
 )
 
 // stopped is how long daemons stand still.
@@ -33,52 +30,52 @@ var stopped = flag.Duration("stopped", 2*time.Second, "stop a daemon by SIGSTOP 
 // events, including the one of the last change. When the daemon continues, it applies all of that
 // at once.
 func TestStopped(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			s.write("six.yaml", service("six", clusterV6, podV6))
-			d := s.start(nil)
-			s.await()
-			eventually(t, "health", func() bool { return s.livez() == nil })
-			open := s.openEcho()
-			load := s.load(4, clusterIP)
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			bed.Write("six.yaml", testbed.Service("six", testbed.ClusterV6, testbed.PodV6))
+			d := bed.Start(nil)
+			bed.AwaitSync()
+			testbed.Eventually(t, "health", func() bool { return livez(bed) == nil })
+			open := bed.OpenEcho()
+			load := bed.Load(4, testbed.ClusterIP)
 
-			g := gap{from: time.Now()}
-			d.signal(syscall.SIGSTOP)
+			g := testbed.Gap{From: time.Now()}
+			signal(d, syscall.SIGSTOP)
 			again := time.After(*stopped)
-			eventually(t, "silence about its health", func() bool { return s.livez() != nil })
-			s.flood()
-			s.overrun(d, mode)
-			s.damage(mode)
-			s.write("web.yaml", service("web", clusterIP, podB))
+			testbed.Eventually(t, "silence about its health", func() bool { return livez(bed) != nil })
+			flood(bed)
+			overrun(bed, d, mode)
+			damage(bed, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
 			<-again
-			d.signal(syscall.SIGCONT)
+			signal(d, syscall.SIGCONT)
 			began := time.Now()
-			g.until = func() time.Time { return began }
-			eventually(t, "what changed meanwhile", s.answers(clusterIP, podB))
-			s.isAsNew(mode)
+			g.Until = func() time.Time { return began }
+			testbed.Eventually(t, "what changed meanwhile", bed.Answers(testbed.ClusterIP, testbed.PodB))
+			bed.AwaitFreshRules(mode)
 			took := time.Since(began)
-			if took > traffic.Scaled(repairTime) {
-				t.Errorf("all was right after %v, want at most %v", took, traffic.Scaled(repairTime))
+			if took > traffic.Scaled(testbed.RepairTime) {
+				t.Errorf("all was right after %v, want at most %v", took, traffic.Scaled(testbed.RepairTime))
 			}
-			if err := s.livez(); err != nil {
+			if err := livez(bed); err != nil {
 				t.Errorf("its health afterwards: %v", err)
 			}
 			made, failed := load()
 			if mode == "userspace" { // whose connections stand still with it
-				s.report(outside(failed, g))
+				bed.Report(testbed.Outside(failed, g))
 			} else {
-				s.report(failed)
+				bed.Report(failed)
 			}
-			s.alive(open, "afterwards")
+			bed.WantAlive(open, "afterwards")
 			for _, line := range lost(mode) {
 				// It may read all files again before it comes to the word that some were lost.
-				eventually(t, "line "+line+" in the log", func() bool { return strings.Contains(d.log(), line) })
+				d.AwaitLog(line)
 			}
 			reliability.Record(t, reliability.Result{
 				Fault: "daemon stopped for a while (SIGSTOP), more changes than the kernel keeps", Mode: mode, Tried: 1,
-				Requests: made, Failed: len(failed), Repairs: []time.Duration{took}, Note: fmt.Sprintf("stopped for %v", began.Sub(g.from).Round(time.Second)),
+				Requests: made, Failed: len(failed), Repairs: []time.Duration{took}, Note: fmt.Sprintf("stopped for %v", began.Sub(g.From).Round(time.Second)),
 			})
 		})
 	}
@@ -94,26 +91,16 @@ func lost(mode string) []string {
 	return lines
 }
 
-func (p *process) signal(sig syscall.Signal) {
-	p.t.Helper()
-	if err := p.Cmd.Process.Signal(sig); err != nil {
-		p.t.Fatal(err)
+func signal(d *testbed.Daemon, sig syscall.Signal) {
+	d.T.Helper()
+	if err := d.Cmd.Process.Signal(sig); err != nil {
+		d.T.Fatal(err)
 	}
 }
 
 // livez asks for the daemon's health.
-func (s *site) livez() error {
-	ctx, cancel := context.WithTimeout(s.t.Context(), 300*time.Millisecond)
-	defer cancel()
-	at := netip.MustParseAddrPort("127.0.0.1:10256")
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return s.lab.Node().Dial(ctx, proxy.TCP, at.Addr(), at)
-	}}}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/livez", nil)
-	if err != nil {
-		return err
-	}
-	answer, err := c.Do(r)
+func livez(bed *testbed.Testbed) error {
+	answer, err := bed.HTTP(300 * time.Millisecond).Get("http://127.0.0.1:10256/livez")
 	if err != nil {
 		return err
 	}
@@ -125,20 +112,20 @@ func (s *site) livez() error {
 }
 
 // flood touches files of the folder more often than the kernel keeps events.
-func (s *site) flood() {
-	s.t.Helper()
+func flood(bed *testbed.Testbed) {
+	bed.T.Helper()
 	for i := range 20000 {
 		name := []string{"web.yaml", "six.yaml"}[i%2] // the same event as the last is kept once
-		if err := os.Chmod(filepath.Join(s.dir, name), 0o644); err != nil {
-			s.t.Fatal(err)
+		if err := os.Chmod(filepath.Join(bed.Dir, name), 0o644); err != nil {
+			bed.T.Fatal(err)
 		}
 	}
 }
 
 // overrun changes a table of another's until the daemon's socket for changes of nf_tables
 // has lost some.
-func (s *site) overrun(d *process, mode string) {
-	s.t.Helper()
+func overrun(bed *testbed.Testbed, d *testbed.Daemon, mode string) {
+	bed.T.Helper()
 	if mode == "iptables" {
 		return
 	}
@@ -151,22 +138,22 @@ func (s *site) overrun(d *process, mode string) {
 		b.AddElement(wide, nft.Element{Key: fmt.Sprintf("%064d", i)})
 	}
 	b.DeleteTable(table)
-	if err := s.lab.Node().Do(func() error {
+	if err := bed.Lab.Node().Do(func() error {
 		c, err := nft.Open()
-		for ; err == nil && s.drops(d) == 0; err = c.Commit(s.t.Context(), &b) {
+		for ; err == nil && drops(bed, d) == 0; err = c.Commit(bed.T.Context(), &b) {
 		}
 		return errors.Join(err, c.Close())
 	}); err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 }
 
 // drops returns how many messages of nf_tables the daemon's sockets have lost.
-func (s *site) drops(d *process) (n int) {
-	s.t.Helper()
+func drops(bed *testbed.Testbed, d *testbed.Daemon) (n int) {
+	bed.T.Helper()
 	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/netlink", d.Cmd.Process.Pid))
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 	for line := range strings.Lines(string(all)) {
 		f := strings.Fields(line) // sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode
@@ -183,14 +170,14 @@ func (s *site) drops(d *process) (n int) {
 }
 
 // damage takes rules for IPv6 away.
-func (s *site) damage(mode string) {
-	s.t.Helper()
+func damage(bed *testbed.Testbed, mode string) {
+	bed.T.Helper()
 	switch mode {
 	case "iptables":
-		s.run("ip6tables-nft", "-t", "nat", "-F", "KUBE-SERVICES")
+		bed.Run("ip6tables-nft", "-t", "nat", "-F", "KUBE-SERVICES")
 	case "nftables", "ebpf":
-		s.run("nft", "delete", "table", "ip6", "sluice")
+		bed.Run("nft", "delete", "table", "ip6", "sluice")
 	default:
-		s.run("nft", "delete", "table", "ip6", "sluice-"+mode)
+		bed.Run("nft", "delete", "table", "ip6", "sluice-"+mode)
 	}
 }

@@ -11,12 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/version"
-
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/statusapi"
+	"sluice/test/daemon/testbed"
 )
 
 // stuckIP is the address of a Service that the kernel does not take.
@@ -26,8 +24,8 @@ const stuckIP = "172.30.0.30"
 type obstacle struct {
 	service string // the Service's manifests
 	mended  string // those of one that the kernel takes; empty: the same
-	put     func(*site)
-	take    func(*site)
+	put     func(*testbed.Testbed)
+	take    func(*testbed.Testbed)
 	words   string   // of the kernel, or of the mode
 	flags   []string // of the question
 }
@@ -58,31 +56,31 @@ func obstacles() map[string]obstacle {
 	}
 	huge := obstacle{
 		service: stuck("sessionAffinity: ClientIP,", "TCP", many...),
-		mended:  stuck("sessionAffinity: ClientIP,", "TCP", podB.String()),
+		mended:  stuck("sessionAffinity: ClientIP,", "TCP", testbed.PodB.String()),
 	}
 	return map[string]obstacle{
 		"nftables": huge,
 		"ebpf":     huge,
 		"iptables": {
-			service: stuck("externalIPs: [1.2.3.5],", "TCP", podB.String()), words: "Too many links",
-			put:  func(s *site) { s.deepen(11) },
-			take: func(s *site) { s.run("iptables-nft", "-t", "nat", "-F", "OUTPUT-1") },
+			service: stuck("externalIPs: [1.2.3.5],", "TCP", testbed.PodB.String()), words: "Too many links",
+			put:  func(bed *testbed.Testbed) { deepen(bed, 11) },
+			take: func(bed *testbed.Testbed) { bed.Run("iptables-nft", "-t", "nat", "-F", "OUTPUT-1") },
 		},
 		"ipvs": {
-			service: stuck("", "TCP", podB.String()), words: "belongs to another program",
-			put:  func(s *site) { s.run("ipvsadm", "-A", "-t", stuckIP+":80", "-s", "rr") },
-			take: func(s *site) { s.run("ipvsadm", "-D", "-t", stuckIP+":80") },
+			service: stuck("", "TCP", testbed.PodB.String()), words: "belongs to another program",
+			put:  func(bed *testbed.Testbed) { bed.Run("ipvsadm", "-A", "-t", stuckIP+":80", "-s", "rr") },
+			take: func(bed *testbed.Testbed) { bed.Run("ipvsadm", "-D", "-t", stuckIP+":80") },
 		},
 		"userspace": {
-			service: stuck("", "SCTP", podB.String()), mended: stuck("", "TCP", podB.String()), words: "cannot serve SCTP",
+			service: stuck("", "SCTP", testbed.PodB.String()), mended: stuck("", "TCP", testbed.PodB.String()), words: "cannot serve SCTP",
 			flags: []string{"--proto", "sctp"},
 		},
 	}
 }
 
 // deepen has an administrator's chains lead to those of Services, one to the next.
-func (s *site) deepen(levels int) {
-	s.t.Helper()
+func deepen(bed *testbed.Testbed, levels int) {
+	bed.T.Helper()
 	script := "*nat\n:KUBE-SERVICES - [0:0]\n"
 	for i := range levels {
 		script += fmt.Sprintf(":OUTPUT-%d - [0:0]\n", i+1)
@@ -92,15 +90,15 @@ func (s *site) deepen(levels int) {
 		script += fmt.Sprintf("-A OUTPUT-%d -j OUTPUT-%d\n", i+1, i+2)
 	}
 	script += fmt.Sprintf("-A OUTPUT-%d -j KUBE-SERVICES\nCOMMIT\n", levels)
-	s.run("sh", "-c", "iptables-nft-restore --noflush <<'END'\n"+script+"END")
+	bed.Run("sh", "-c", "iptables-nft-restore --noflush <<'END'\n"+script+"END")
 }
 
 // explanation asks as scripts do.
-func (s *site) explanation(args ...string) (e statusapi.Explanation, code int) {
-	s.t.Helper()
-	text, code := s.tell(append([]string{"explain", "-o", "json"}, args...)...)
+func explanation(bed *testbed.Testbed, args ...string) (e statusapi.Explanation, code int) {
+	bed.T.Helper()
+	text, code := bed.Sluice(append([]string{"explain", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		s.t.Fatalf("explain %v: exit %d, %s", args, code, text)
+		bed.T.Fatalf("explain %v: exit %d, %s", args, code, text)
 	}
 	return e, code
 }
@@ -108,33 +106,33 @@ func (s *site) explanation(args ...string) (e statusapi.Explanation, code int) {
 // TestExplainRefused has the kernel refuse a Service in each mode. Its packets do what
 // explain says, those of others go on, and when nothing is in the way it is served.
 func TestExplainRefused(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s, o := newSiteFor(t, mode), obstacles()[mode]
-			s.write("web.yaml", service("web", clusterIP, podA))
+			bed, o := testbed.NewFor(t, mode), obstacles()[mode]
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 			if o.put != nil {
-				o.put(s)
+				o.put(bed)
 			}
-			s.start(nil)
-			s.await()
-			s.write("stuck.yaml", o.service)
-			eventually(t, "the refusal", func() bool {
-				text, _ := s.tell("explain", "default/stuck")
+			bed.Start(nil)
+			bed.AwaitSync()
+			bed.Write("stuck.yaml", o.service)
+			testbed.Eventually(t, "the refusal", func() bool {
+				text, _ := bed.Sluice("explain", "default/stuck")
 				return strings.Contains(text, string(statusapi.RefusedByKernel))
 			})
-			s.explained("default/stuck", statusapi.RefusedByKernel, o.flags...)
-			if e, _ := s.explanation("default/stuck"); !strings.Contains(e.Message, o.words) {
+			wantExplained(bed, "default/stuck", statusapi.RefusedByKernel, o.flags...)
+			if e, _ := explanation(bed, "default/stuck"); !strings.Contains(e.Message, o.words) {
 				t.Errorf("%s; want %q in it", e.Message, o.words)
 			}
-			s.explained("default/web", statusapi.Forwarded)
+			wantExplained(bed, "default/web", statusapi.Forwarded)
 			if o.take != nil {
-				o.take(s)
+				o.take(bed)
 			}
 			if o.mended != "" {
-				s.write("stuck.yaml", o.mended)
+				bed.Write("stuck.yaml", o.mended)
 			}
-			eventually(t, "the Service", func() bool { _, code := s.tell("explain", "default/stuck"); return code == 0 })
-			s.explained("default/stuck", statusapi.Forwarded)
+			testbed.Eventually(t, "the Service", func() bool { _, code := bed.Sluice("explain", "default/stuck"); return code == 0 })
+			wantExplained(bed, "default/stuck", statusapi.Forwarded)
 		})
 	}
 }
@@ -142,78 +140,66 @@ func TestExplainRefused(t *testing.T) {
 // TestExplainNotSynced asks a daemon that has not heard of Services, since its API
 // server does not answer. Nothing is done to packets yet.
 func TestExplainNotSynced(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			s.write("web.yaml", service("web", clusterIP, podA))
-			folder := s.flags[1]
-			s.flags[0], s.flags[1] = "--master", "http://127.0.0.1:9"
-			d := s.start(nil)
-			eventually(t, "an answer", func() bool { _, code := s.tell("explain", clusterIP.String()); return code == 1 })
-			e, code := s.explanation(clusterIP.String(), "--from", client.String())
+			bed := testbed.NewFor(t, mode)
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+			folder := bed.Flags[1]
+			bed.Flags[0], bed.Flags[1] = "--master", "http://127.0.0.1:9"
+			d := bed.Start(nil)
+			testbed.Eventually(t, "an answer", func() bool { _, code := bed.Sluice("explain", testbed.ClusterIP.String()); return code == 1 })
+			e, code := explanation(bed, testbed.ClusterIP.String(), "--from", testbed.ClientIP.String())
 			if code != 1 || e.Reason != statusapi.NotSynced || !strings.Contains(e.Message, "Services are not known yet") {
 				t.Errorf("exit %d, %s: %s", code, e.Reason, e.Message)
 			}
-			s.packetDoes(&e)
-			d.end(15)
-			s.flags[0], s.flags[1] = "--manifests", folder
-			s.start(nil)
-			s.await()
-			s.explained("default/web", statusapi.Forwarded)
+			wantPacketAsExplained(bed, &e)
+			d.End(15)
+			bed.Flags[0], bed.Flags[1] = "--manifests", folder
+			bed.Start(nil)
+			bed.AwaitSync()
+			wantExplained(bed, "default/web", statusapi.Forwarded)
 		})
 	}
 }
 
-// hold has another process own the table of the mode's rules for IPv6, empty: those for
+// ownTable has another process own the table of the mode's rules for IPv6, empty: those for
 // IPv4 stay in force, and no sync goes through.
-func (s *site) hold(table string) (release func()) {
-	s.t.Helper()
+func ownTable(bed *testbed.Testbed, table string) (release func()) {
+	bed.T.Helper()
 	cmd := exec.Command("nft", "-i")
 	in, err := cmd.StdinPipe()
 	if err == nil {
-		err = s.lab.Node().Start(cmd)
+		err = bed.Lab.Node().Start(cmd)
 	}
 	if err == nil {
 		_, err = fmt.Fprintf(in, "delete table ip6 %s; add table ip6 %s { flags owner; }; add chain ip6 %s foreign\n", table, table, table)
 	}
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 	release = sync.OnceFunc(func() { _ = in.Close(); _ = cmd.Wait() })
-	s.t.Cleanup(release)
+	bed.T.Cleanup(release)
 	holds := func() bool {
-		return s.lab.Node().Do(exec.Command("nft", "list", "chain", "ip6", table, "foreign").Run) == nil
+		_, code := bed.Call("nft", "list", "chain", "ip6", table, "foreign")
+		return code == 0
 	}
-	eventually(s.t, "the owner of table "+table, holds)
+	testbed.Eventually(bed.T, "the owner of table "+table, holds)
 	return release
 }
 
-// since skips what a kernel before a version does not have.
-func (s *site) since(first, what string) {
-	s.t.Helper()
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		s.t.Fatal(err)
-	}
-	release := unix.ByteSliceToString(name.Release[:])
-	if version.MustParseGeneric(release).LessThan(version.MustParseGeneric(first)) {
-		s.t.Skipf("%s from Linux %s on, and this is %s", what, first, release)
-	}
-}
-
-// block keeps syncs from going through; change is for the daemon.
-func (s *site) block(mode string) (change func(*exec.Cmd), begin func() (end func())) {
-	s.t.Helper()
+// blockSyncs keeps syncs from going through; change is for the daemon.
+func blockSyncs(bed *testbed.Testbed, mode string) (change func(*exec.Cmd), begin func() (end func())) {
+	bed.T.Helper()
 	if mode != "iptables" {
-		s.since("5.12", "tables have owners")
+		bed.NeedLinux("5.12", "tables have owners")
 		table := map[string]string{"nftables": "sluice", "ipvs": "sluice-ipvs", "userspace": "sluice-userspace", "ebpf": "sluice"}[mode]
-		return nil, func() func() { return s.hold(table) }
+		return nil, func() func() { return ownTable(bed, table) }
 	}
-	gate := filepath.Join(s.t.TempDir(), "gate")
-	change = s.instead("iptables-nft-restore", "if [ -e "+gate+" ]; then echo the disk is full >&2; exit 4; fi; exec $REAL \"$@\"")
+	gate := filepath.Join(bed.T.TempDir(), "gate")
+	change = bed.WrapProgram("iptables-nft-restore", "if [ -e "+gate+" ]; then echo the disk is full >&2; exit 4; fi; exec $REAL \"$@\"")
 	return change, func() func() {
 		if err := os.WriteFile(gate, nil, 0o644); err != nil {
-			s.t.Fatal(err)
+			bed.T.Fatal(err)
 		}
 		return func() { _ = os.Remove(gate) }
 	}
@@ -222,28 +208,28 @@ func (s *site) block(mode string) (change func(*exec.Cmd), begin func() (end fun
 // TestExplainNotSyncedAnyMore has syncs fail after the first. A Service that comes then
 // is not served, and explain says so.
 func TestExplainNotSyncedAnyMore(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSiteFor(t, mode)
-			change, begin := s.block(mode)
-			s.write("web.yaml", stuck("", "TCP", podA.String()))
-			s.start(change)
-			s.await()
-			s.explained("default/stuck", statusapi.Forwarded)
+			bed := testbed.NewFor(t, mode)
+			change, begin := blockSyncs(bed, mode)
+			bed.Write("web.yaml", stuck("", "TCP", testbed.PodA.String()))
+			bed.Start(change)
+			bed.AwaitSync()
+			wantExplained(bed, "default/stuck", statusapi.Forwarded)
 			end := begin()
-			s.write("late.yaml", service("late", secondIP, podB))
+			bed.Write("late.yaml", testbed.Service("late", testbed.SecondIP, testbed.PodB))
 			var e statusapi.Explanation
-			eventually(t, "the failure", func() bool {
-				text, _ := s.tell("explain", "default/late", "--from", client.String(), "--in", lab.Bridge, "-o", "json")
+			testbed.Eventually(t, "the failure", func() bool {
+				text, _ := bed.Sluice("explain", "default/late", "--from", testbed.ClientIP.String(), "--in", lab.Bridge, "-o", "json")
 				return json.Unmarshal([]byte(text), &e) == nil && e.Reason == statusapi.NotSynced
 			})
-			s.packetDoes(&e)
-			if _, fate := s.ask(client, netip.MustParseAddrPort(stuckIP+":80")); fate != traffic.Answered {
+			wantPacketAsExplained(bed, &e)
+			if _, fate := bed.Ask(testbed.ClientIP, netip.MustParseAddrPort(stuckIP+":80")); fate != traffic.Answered {
 				t.Errorf("the Service that was there before: %v", fate)
 			}
 			end()
-			eventually(t, "the Service", func() bool { _, code := s.tell("explain", "default/late"); return code == 0 })
-			s.explained("default/late", statusapi.Forwarded)
+			testbed.Eventually(t, "the Service", func() bool { _, code := bed.Sluice("explain", "default/late"); return code == 0 })
+			wantExplained(bed, "default/late", statusapi.Forwarded)
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -14,98 +13,99 @@ import (
 
 	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
+	"sluice/test/daemon/testbed"
 )
 
 // TestUntracked has the daemon not track connections between pods: it begins by itself,
 // a connection outlasts a kill, a start without the flag and the clean-up, and what is
 // not tracked leaves nothing behind.
 func TestUntracked(t *testing.T) {
-	s := newSiteFor(t, "ebpf")
-	s.write("echo.yaml", strings.ReplaceAll(service("echo", clusterIP, podA), "port: 8080", fmt.Sprintf("port: %d", s.echo(podA, 9090))))
-	before := s.ruleset()
+	bed := testbed.NewFor(t, "ebpf")
+	bed.ServeEcho(testbed.ClusterIP)
+	before := bed.Ruleset()
 	const flag, pods = "--ebpf-untracked-cidrs", "10.0.0.0/8"
-	d := s.start(nil, flag, pods)
-	eventually(t, "connections between pods that are not tracked", s.untracked("1"))
+	d := bed.Start(nil, flag, pods)
+	testbed.Eventually(t, "connections between pods that are not tracked", untrackedMetric(bed, "1"))
 
 	var open net.Conn
-	eventually(t, "a connection that is not tracked", func() bool { // the first ones of a pod go by the rules
-		if err := s.lab.Node().FlushConntrack(); err != nil {
+	testbed.Eventually(t, "a connection that is not tracked", func() bool { // the first ones of a pod go by the rules
+		if err := bed.Lab.Node().FlushConntrack(); err != nil {
 			t.Fatal(err)
 		}
-		open = s.dialEcho()
-		s.alive(open, "at first")
-		return s.tracked() == 0
+		open = dialEcho(bed)
+		bed.WantAlive(open, "at first")
+		return trackedConnections(bed) == 0
 	})
-	if strings.Contains(d.log(), "Repaired") {
-		t.Errorf("what begins is called a repair:\n%s", d.log())
+	if strings.Contains(d.Log(), "Repaired") {
+		t.Errorf("what begins is called a repair:\n%s", d.Log())
 	}
-	d.end(syscall.SIGKILL)
-	s.alive(open, "after a kill")
-	d = s.start(nil, flag, pods)
-	eventually(t, "the same after a restart", s.untracked("1"))
-	s.alive(open, "after a restart")
+	d.End(syscall.SIGKILL)
+	bed.WantAlive(open, "after a kill")
+	d = bed.Start(nil, flag, pods)
+	testbed.Eventually(t, "the same after a restart", untrackedMetric(bed, "1"))
+	bed.WantAlive(open, "after a restart")
 
-	d.end(syscall.SIGTERM)
-	d = s.start(nil)
-	eventually(t, "connections that are tracked again", s.untracked("0"))
-	s.alive(open, "that is tracked from now on")
-	s.alive(s.dialEcho(), "that was always tracked")
-	if s.tracked() == 0 {
+	d.End(syscall.SIGTERM)
+	d = bed.Start(nil)
+	testbed.Eventually(t, "connections that are tracked again", untrackedMetric(bed, "0"))
+	bed.WantAlive(open, "that is tracked from now on")
+	bed.WantAlive(dialEcho(bed), "that was always tracked")
+	if trackedConnections(bed) == 0 {
 		t.Error("no connection between pods is tracked")
 	}
 
-	d.end(syscall.SIGTERM)
-	eventually(t, "not tracked once more", func() bool {
-		if err := s.lab.Node().FlushConntrack(); err != nil {
+	d.End(syscall.SIGTERM)
+	testbed.Eventually(t, "not tracked once more", func() bool {
+		if err := bed.Lab.Node().FlushConntrack(); err != nil {
 			t.Fatal(err)
 		}
-		d = s.start(nil, flag, pods)
-		defer d.end(syscall.SIGTERM)
-		s.await()
-		return within(2*time.Second, s.untracked("1")) // it looks for tracked connections first
+		d = bed.Start(nil, flag, pods)
+		defer d.End(syscall.SIGTERM)
+		bed.AwaitSync()
+		return testbed.Within(2*time.Second, untrackedMetric(bed, "1")) // it looks for tracked connections first
 	})
-	if code := s.start(nil, "--cleanup").wait(); code != 0 {
+	if code := bed.Start(nil, "--cleanup").Wait(); code != 0 {
 		t.Errorf("--cleanup: exit %d", code)
 	}
-	if diff := cmp.Diff(before, s.ruleset()); diff != "" {
+	if diff := cmp.Diff(before, bed.Ruleset()); diff != "" {
 		t.Errorf("the host is not as it was (-before +after):\n%s", diff)
 	}
-	s.alive(open, "after the clean-up")
+	bed.WantAlive(open, "after the clean-up")
 }
 
-// untracked reports whether the daemon's metric has a value.
-func (s *site) untracked(value string) func() bool {
+// untrackedMetric reports whether the daemon's metric has a value.
+func untrackedMetric(bed *testbed.Testbed, value string) func() bool {
 	return func() bool {
-		_, body, err := s.get("http://127.0.0.1:10249/metrics")
+		_, body, err := bed.Get("http://127.0.0.1:10249/metrics")
 		return err == nil && strings.Contains(body, "\nkubeproxy_ebpf_untracked "+value+"\n")
 	}
 }
 
 // dialEcho connects a pod to the Service.
-func (s *site) dialEcho() net.Conn {
-	s.t.Helper()
-	c, err := s.client.Dial(s.t.Context(), proxy.TCP, netip.Addr{}, clusterIP)
+func dialEcho(bed *testbed.Testbed) net.Conn {
+	bed.T.Helper()
+	c, err := bed.Client.Dial(bed.T.Context(), proxy.TCP, netip.Addr{}, testbed.ClusterIP)
 	if err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = c.Close() })
+	bed.T.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// tracked counts the connections to the endpoint that the node tracks.
-func (s *site) tracked() (n int) {
-	s.t.Helper()
-	if err := s.lab.Node().Do(func() error {
+// trackedConnections counts the connections to the endpoint that the node tracks.
+func trackedConnections(bed *testbed.Testbed) (n int) {
+	bed.T.Helper()
+	if err := bed.Lab.Node().Do(func() error {
 		c, err := ct.Open()
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		flows, err := c.Dump(s.t.Context(), ct.Filter{Protocol: unix.IPPROTO_TCP}, func(f *ct.Flow) bool { return f.Reply.Src.Addr() == podA })
+		flows, err := c.Dump(bed.T.Context(), ct.Filter{Protocol: unix.IPPROTO_TCP}, func(f *ct.Flow) bool { return f.Reply.Src.Addr() == testbed.PodA })
 		n = len(flows)
 		return err
 	}); err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
 	return n
 }

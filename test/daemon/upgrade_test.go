@@ -1,40 +1,16 @@
 package daemon
 
 import (
-	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"sync"
 	"syscall"
 
-	"sluice/test/vm/guest"
+	"sluice/test/daemon/testbed"
 )
-
-// formerBinary builds the daemon of the former version once, next to today's; a virtual
-// machine brings it along.
-var formerBinary = sync.OnceValues(func() (string, error) {
-	if path := os.Getenv(guest.FormerVariable); path != "" {
-		return path, nil
-	}
-	path, err := binary()
-	if err != nil {
-		return "", err
-	}
-	return guest.BuildFormer(filepath.Dir(path)) // TestMain removes it with today's
-})
 
 // findFormer finds the daemon that an upgrade begins with.
 func (w *web) findFormer() []*stream {
-	w.t.Helper()
-	path, err := formerBinary()
-	if errors.Is(err, guest.ErrNoHistory) {
-		w.t.Skip(err)
-	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.former = path
+	w.T.Helper()
+	w.former = testbed.FormerBinary(w.T)
 	return nil
 }
 
@@ -43,12 +19,12 @@ func (w *web) upgrade() {
 	for _, path := range []string{w.former, ""} {
 		old := w.daemon
 		if err := old.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 		if w.mode != "userspace" { // which serves until the next one does
 			w.ended(old)
 		}
-		w.daemon = w.start(func(c *exec.Cmd) {
+		w.daemon = w.Start(func(c *exec.Cmd) {
 			if path != "" {
 				c.Path = path
 			}
@@ -60,9 +36,9 @@ func (w *web) upgrade() {
 }
 
 // ended waits for a daemon that was told to stop.
-func (w *web) ended(old *process) {
-	w.t.Helper()
-	if code := old.wait(); code != 0 {
-		w.t.Errorf("exit code %d after SIGTERM", code)
+func (w *web) ended(old *testbed.Daemon) {
+	w.T.Helper()
+	if code := old.Wait(); code != 0 {
+		w.T.Errorf("exit code %d after SIGTERM", code)
 	}
 }

@@ -1,30 +1,27 @@
 package daemon
 
 import (
-	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"sluice/test/daemon/testbed"
 )
 
 // TestWords calls the real program by both of its names with arguments that are no flags: none
 // starts a daemon, and none is a subcommand of kube-proxy.
 func TestWords(t *testing.T) {
-	s := newSite(t)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	path := testbed.Binary(t)
 	other := filepath.Join(t.TempDir(), "kube-proxy")
 	if err := os.Symlink(path, other); err != nil {
 		t.Fatal(err)
 	}
 	const flagsOnly = "kube-proxy takes flags only"
-	serve := []string{"--manifests", s.dir, "--status-socket", s.socket}
+	serve := []string{"--manifests", bed.Dir, "--status-socket", bed.Socket}
 	for _, tt := range []struct {
 		program string
 		word    string
@@ -47,7 +44,7 @@ func TestWords(t *testing.T) {
 	} {
 		words := strings.Fields(tt.word)
 		for _, args := range [][]string{words, slices.Concat(serve, words), slices.Concat(words, serve)} {
-			out, code := s.call(tt.program, args...)
+			out, code := bed.Call(tt.program, args...)
 			if code != tt.code || !strings.Contains(out, tt.says) {
 				t.Errorf("%s %q: exit code %d, want %d; said %.200q, want %q", filepath.Base(tt.program), args, code, tt.code, out, tt.says)
 			}
@@ -56,24 +53,7 @@ func TestWords(t *testing.T) {
 			}
 		}
 	}
-	if got := s.tables(); got != "" {
+	if got := bed.Tables(); got != "" {
 		t.Errorf("the kernel has %q", got)
 	}
-}
-
-// call runs a program on the node and returns what it said and its exit code.
-func (s *site) call(program string, args ...string) (said string, code int) {
-	s.t.Helper()
-	err := s.lab.Node().Do(func() error {
-		out, err := exec.Command(program, args...).CombinedOutput()
-		said = string(out)
-		return err
-	})
-	if e, ok := errors.AsType[*exec.ExitError](err); ok {
-		return said, e.ExitCode()
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return said, 0
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"sluice/test/daemon/testbed"
 )
 
 // writes counts what is written to nf_tables, where rules of every mode are. The kernel
@@ -18,10 +20,10 @@ type writes struct {
 	fd int
 }
 
-func (s *site) countWrites() *writes {
-	s.t.Helper()
-	w := &writes{t: s.t}
-	if err := s.lab.Node().Do(func() (err error) {
+func countWrites(bed *testbed.Testbed) *writes {
+	bed.T.Helper()
+	w := &writes{t: bed.T}
+	if err := bed.Lab.Node().Do(func() (err error) {
 		if w.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER); err != nil {
 			return err
 		}
@@ -30,9 +32,9 @@ func (s *site) countWrites() *writes {
 			unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 			unix.SetsockoptInt(w.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES))
 	}); err != nil {
-		s.t.Fatal(err)
+		bed.T.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = unix.Close(w.fd) })
+	bed.T.Cleanup(func() { _ = unix.Close(w.fd) })
 	return w
 }
 
