@@ -56,8 +56,8 @@ fuzz: ## run every fuzz target, FUZZTIME each (10s)
 
 soak: SEED := $(shell date +%s)
 soak: ## run tests for hours: thousands of random steps and 1,000 kills of the daemon in each mode; every change under traffic, and flushes during writes, 50 times; every fuzz target for 10 minutes
-	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
-	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^Test(TrafficUnderChange|FlushDuringWrites)$$' ./test/daemon
+	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon/faults -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
+	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^Test(TrafficUnderChange|FlushDuringWrites)$$' ./test/daemon/traffic ./test/daemon/foreign
 	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -rapid.seed $(SEED) -churn $(or $(CHURN),250)
 	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh
 
@@ -70,7 +70,7 @@ test-arm64: deps ## run the tests that an emulator of arm64 supports
 
 reliability: deps ## inject faults into the daemon in every mode, and run the packet table with two versions of Kubernetes, for hours; written to docs/reliability.md
 	@rm -rf .cache/reliability .cache/vm/logs/*-daemon* && mkdir -p .cache/reliability
-	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
+	go test -timeout 30m -v -count 1 -p 1 ./test/daemon/... ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
 	go test -timeout 30m -v -count 1 ./internal/conntrack -million >.cache/reliability/conntrack
 	cd test/cluster && go test -timeout 30m -v -count 1 -run '^Test(Churn|ControlPlaneLost)$$' >../../.cache/reliability/cluster
 	for v in 1.37 1.36; do (cd test/cluster && go test -timeout 60m -v -count 1 -run '^TestThemes$$' \

@@ -86,15 +86,14 @@ func (p *runner) runAll(kernels, names []string) (err error) {
 		if len(names) > 0 && !slices.Contains(names, s.name) || p.share > 1 && s.part == partNone {
 			continue
 		}
-		program, failed := p.compile(s)
-		if failed != nil {
+		if failed := p.compile(s); failed != nil {
 			return errors.Join(err, failed)
 		}
 		for _, k := range kernels {
 			if slices.Contains(s.tooOld, k) {
 				continue
 			}
-			c, failed := p.runSuite(s, k, program)
+			c, failed := p.runSuite(s, k)
 			if failed == nil && p.output != "" {
 				failed = writeMatrix(p.output, c)
 			}

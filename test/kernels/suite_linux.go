@@ -17,10 +17,10 @@ import (
 	"sluice/test/vm/guest"
 )
 
-// suite is all tests of a package, or those that match a pattern.
+// suite is all tests of packages, or those that match a pattern.
 type suite struct {
 	name  string
-	pkg   string
+	pkgs  string // separated by spaces
 	run   string // pattern of the tests; empty means all
 	table string // the mode whose packet table it runs; empty means none
 	part  partKind
@@ -46,11 +46,11 @@ var suites = []suite{
 	{"kernel/link", "./internal/kernel/link", "", "", partAll, nil},
 	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", partAll, nil},
 	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", partAll, nil},
-	{"daemon ipvs", "./test/daemon", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", partAll, nil},
-	{"daemon faults", "./test/daemon", "^Test(ClockJumps|MemoryLimit)$", "", partNone, nil},
-	{"daemon faults ipvs", "./test/daemon", "^Test(Kills|RestartsWriteNothing|Stopped|TwoDaemons|ForeignChanges|FlushDuringWrites|SecondWriter)$/^ipvs", "", partNone, nil},
-	{"daemon changes ipvs", "./test/daemon", "^TestTrafficUnderChange$/^ipvs$", "", partNone, nil},
-	{"daemon changes", "./test/daemon", "^TestTrafficUnderChange$/^nftables$", "", partNone, nil}, // with SCTP sockets, which few hosts have
+	{"daemon ipvs", "./test/daemon/explain ./test/daemon/faults", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", partAll, nil},
+	{"daemon faults", "./test/daemon/faults", "^Test(ClockJumps|MemoryLimit)$", "", partNone, nil},
+	{"daemon faults ipvs", "./test/daemon/faults ./test/daemon/foreign", "^Test(Kills|RestartsWriteNothing|Stopped|TwoDaemons|ForeignChanges|FlushDuringWrites|SecondWriter)$/^ipvs", "", partNone, nil},
+	{"daemon changes ipvs", "./test/daemon/traffic", "^TestTrafficUnderChange$/^ipvs$", "", partNone, nil},
+	{"daemon changes", "./test/daemon/traffic", "^TestTrafficUnderChange$/^nftables$", "", partNone, nil}, // with SCTP sockets, which few hosts have
 	{"service traffic", "./internal/traffic", "^TestLab", "", partAll, nil},
 	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", partShare, nil},
 	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", partShare, nil},
@@ -67,20 +67,26 @@ func suiteNames() (names []string) {
 	return names
 }
 
-// compile returns the path of a suite's test binary.
-func (p *runner) compile(s suite) (string, error) {
-	program := filepath.Join(p.programs, strings.ReplaceAll(s.pkg[2:], "/", "-"))
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
+// program returns the path of a package's test binary.
+func (p *runner) program(pkg string) string {
+	return filepath.Join(p.programs, strings.ReplaceAll(pkg[2:], "/", "-"))
+}
+
+// compile compiles the test binaries of a suite that do not exist.
+func (p *runner) compile(s suite) (err error) {
+	for pkg := range strings.FieldsSeq(s.pkgs) {
+		if _, missing := os.Stat(p.program(pkg)); missing != nil {
+			err = errors.Join(err, guest.Compile(p.ctx, pkg, p.program(pkg)))
+		}
 	}
-	return program, guest.Compile(p.ctx, s.pkg, program)
+	return err
 }
 
 // timeout limits a suite on a kernel: all of mode iptables takes 17 minutes.
 const timeout = 45 * time.Minute
 
 // runSuite runs a suite on a kernel. An error means that it could not be tried.
-func (p *runner) runSuite(s suite, kernel, program string) (cell, error) {
+func (p *runner) runSuite(s suite, kernel string) (cell, error) {
 	args, err := p.arguments(s)
 	if err != nil {
 		return cell{}, err
@@ -88,13 +94,9 @@ func (p *runner) runSuite(s suite, kernel, program string) (cell, error) {
 	var out bytes.Buffer
 	begin := time.Now()
 	status := 0
-	if kernel == host {
-		status, err = p.runHere(s, program, args, &out)
-	} else {
-		j := guest.Job{Kernel: kernel, Command: args, Output: &out, Timeout: timeout}
-		if err = j.RunTests(s.pkg, program); err == nil {
-			status, err = p.cache.Run(p.ctx, j)
-		}
+	for pkg := range strings.FieldsSeq(s.pkgs) {
+		exit, failed := p.runPackage(pkg, kernel, args, &out)
+		status, err = max(status, exit), errors.Join(err, failed)
 	}
 	c := parseOutput(out.String())
 	log := filepath.Join(p.cache.Dir, "logs", kernel+"-"+strings.ReplaceAll(s.name, "/", "-"))
@@ -160,12 +162,24 @@ func (p *runner) chooseParts(s suite) ([]string, error) {
 // storyWeight is how many cases take as long as one story.
 const storyWeight = 50
 
+// runPackage runs the tests of a package on a kernel, and returns their exit status.
+func (p *runner) runPackage(pkg, kernel string, args []string, out io.Writer) (int, error) {
+	if kernel == host {
+		return p.runHere(pkg, args, out)
+	}
+	j := guest.Job{Kernel: kernel, Command: args, Output: out, Timeout: timeout}
+	if err := j.RunTests(pkg, p.program(pkg)); err != nil {
+		return 0, err
+	}
+	return p.cache.Run(p.ctx, j)
+}
+
 // runHere runs tests on this machine.
-func (p *runner) runHere(s suite, program string, args []string, out io.Writer) (int, error) {
+func (p *runner) runHere(pkg string, args []string, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(p.ctx, timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = s.pkg, out, out
+	cmd := exec.CommandContext(ctx, p.program(pkg), args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = pkg, out, out
 	err := cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
 		return exit.ExitCode(), nil

@@ -39,7 +39,7 @@ func (j *Job) RunTests(pkg, program string) error {
 	}
 	j.Dir = path.Join(Src, filepath.ToSlash(rel))
 	j.Add("/tests", program)
-	if rel == filepath.Join("test", "daemon") {
+	if filepath.Dir(rel) == filepath.Join("test", "daemon") {
 		if err := j.addDaemon(program + "-daemon"); err != nil {
 			return err
 		}

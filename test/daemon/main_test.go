@@ -1,9 +1,0 @@
-package daemon
-
-import (
-	"testing"
-
-	"sluice/test/daemon/testbed"
-)
-
-func TestMain(m *testing.M) { testbed.Main(m) }
