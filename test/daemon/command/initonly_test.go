@@ -11,9 +11,8 @@ import (
 // those that keep others from loopback.
 func TestInitOnly(t *testing.T) {
 	bed := testbed.New(t)
-	path := testbed.Binary(t)
 	d := bed.Start(func(c *exec.Cmd) {
-		c.Args = []string{path, "--init-only", "--conntrack-udp-timeout", "77s", "--oom-score-adj", "0"}
+		c.Args = append(c.Args[:1], "--init-only", "--conntrack-udp-timeout", "77s", "--oom-score-adj", "0")
 	})
 	if code := d.Wait(); code != 0 {
 		t.Errorf("exit code %d", code)

@@ -30,9 +30,8 @@ func TestReload(t *testing.T) {
 	volume := t.TempDir()
 	config := filepath.Join(volume, "config.conf")
 	swap(t, volume, 1, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.0.0/24", "127.0.0.1:10249"))
-	path := testbed.Binary(t)
 	d := bed.Start(func(c *exec.Cmd) {
-		c.Args = []string{path, "--config", config, "--manifests", bed.Dir, "--hostname-override", "test-node"}
+		c.Args = append(c.Args[:1], "--config", config, "--manifests", bed.Dir, "--hostname-override", "test-node")
 	})
 	first, second := netip.MustParseAddrPort("192.168.0.2:30080"), netip.MustParseAddrPort("192.168.1.2:30080")
 	testbed.Eventually(t, "the NodePort", bed.Answers(first, testbed.PodA))

@@ -16,14 +16,9 @@ import (
 // wantExplained asks about a packet of the client's and sends it.
 func wantExplained(bed *testbed.Testbed, to string, reason statusapi.Reason, more ...string) {
 	bed.T.Helper()
-	text, code := bed.Sluice(append([]string{"explain", to, "--from", testbed.ClientIP.String(), "--in", lab.Bridge, "-o", "json"}, more...)...)
-	var e statusapi.Explanation
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		bed.T.Errorf("%s: exit %d, %s", to, code, text)
-		return
-	}
+	e, code := explanation(bed, append([]string{to, "--from", testbed.ClientIP.String(), "--in", lab.Bridge}, more...)...)
 	if e.Reason != reason || code != map[bool]int{true: 0, false: 1}[reason == statusapi.Forwarded] {
-		bed.T.Errorf("%s: %s, exit %d, want %s\n%s", to, e.Reason, code, reason, text)
+		bed.T.Errorf("%s: %s, exit %d, want %s\n%s", to, e.Reason, code, reason, e.Message)
 	}
 	if e.Kernel.State != statusapi.KernelAgrees || e.Kernel.Unread != "" {
 		bed.T.Errorf("%s: the kernel: %+v", to, e.Kernel)
@@ -48,4 +43,14 @@ func wantPacketAsExplained(bed *testbed.Testbed, e *statusapi.Explanation) {
 	if e.Verdict == "forward" && !slices.ContainsFunc(e.Candidates, goes) {
 		bed.T.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, by)
 	}
+}
+
+// explanation asks as scripts do.
+func explanation(bed *testbed.Testbed, args ...string) (e statusapi.Explanation, code int) {
+	bed.T.Helper()
+	text, code := bed.Sluice(append([]string{"explain", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		bed.T.Fatalf("explain %v: exit %d, %s", args, code, text)
+	}
+	return e, code
 }

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -84,16 +83,6 @@ func deepen(bed *testbed.Testbed, levels int) {
 	}
 	script += fmt.Sprintf("-A OUTPUT-%d -j KUBE-SERVICES\nCOMMIT\n", levels)
 	bed.Run("sh", "-c", "iptables-nft-restore --noflush <<'END'\n"+script+"END")
-}
-
-// explanation asks as scripts do.
-func explanation(bed *testbed.Testbed, args ...string) (e statusapi.Explanation, code int) {
-	bed.T.Helper()
-	text, code := bed.Sluice(append([]string{"explain", "-o", "json"}, args...)...)
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		bed.T.Fatalf("explain %v: exit %d, %s", args, code, text)
-	}
-	return e, code
 }
 
 // TestExplainRefused has the kernel refuse a Service in each mode. Its packets do what

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -32,23 +31,9 @@ func TestExplainTrace(t *testing.T) {
 			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), `DROPPED by a rule of another program, in inet firewall out: tcp dport 8080 drop comment "no web"`) {
 				t.Errorf("a rule is in the way: exit %d\n%s", code, text)
 			}
-			told := make(chan string)
-			go func() {
-				text, code := bed.Sluice("explain", "default/web", "--from", testbed.ClientIP.String(), "--trace=10s")
-				told <- fmt.Sprintf("%s\nexit %d", text, code)
-			}()
-			got := ""
-			testbed.Eventually(t, "a packet of the pod", func() bool {
-				bed.Ask(testbed.ClientIP, testbed.ClusterIP)
-				select {
-				case got = <-told:
-					return true
-				default:
-					return false
-				}
-			})
-			if !strings.HasSuffix(got, "exit 1") || !strings.Contains(strings.Join(strings.Fields(got), " "), "in inet firewall through: the chain's policy is drop") {
-				t.Errorf("a policy is in the way of a pod: %s", got)
+			text, code = bed.TraceClient()
+			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), "in inet firewall through: the chain's policy is drop") {
+				t.Errorf("a policy is in the way of a pod: exit %d\n%s", code, text)
 			}
 			bed.Run("nft", "delete table inet firewall")
 			if after := bed.Tables(); after != before {

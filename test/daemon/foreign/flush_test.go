@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -13,38 +12,6 @@ import (
 	"sluice/internal/conformance/traffic"
 	"sluice/test/daemon/testbed"
 )
-
-// TestFlushIsRepaired flushes all rules behind the daemon's back, in each mode
-// and variant.
-func TestFlushIsRepaired(t *testing.T) {
-	for _, tt := range []struct{ name, mode, before, flush string }{
-		{"nftables", "nftables", "true", "nft flush ruleset"},
-		{"iptables-nft", "iptables", "true", "nft flush ruleset"},
-		{"iptables-legacy", "iptables", "iptables-legacy -t nat -N KUBE-KUBELET-CANARY", "iptables-legacy -t nat -F"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bed := testbed.New(t)
-			sh := func(command string) {
-				t.Helper()
-				if err := bed.Lab.Node().Do(exec.Command("sh", "-c", command).Run); err != nil {
-					t.Fatalf("%s: %v", command, err)
-				}
-			}
-			sh(tt.before)
-			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
-			d := bed.Start(nil, "--proxy-mode", tt.mode)
-			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
-			for range 3 {
-				bed.AwaitSync() // else it finds out by its own write
-				sh(tt.flush)
-				testbed.Eventually(t, "the repair", bed.Answers(testbed.ClusterIP, testbed.PodA))
-			}
-			if !strings.Contains(d.Log(), "Another process changed our rules") {
-				t.Error("the log says nothing of the repair")
-			}
-		})
-	}
-}
 
 // flushes is how often rules are flushed while the daemon writes. After many more,
 // repairs come too seldom to be waited for.

@@ -121,27 +121,10 @@ func follows(bed *testbed.Testbed, mode string, c earlierRule) {
 // tellsWhy follows a packet of the client's, and wants to be told what is in its way.
 func tellsWhy(bed *testbed.Testbed, want string) {
 	bed.T.Helper()
-	type answer struct {
-		text string
-		code int
-	}
-	told := make(chan answer, 1)
-	go func() {
-		text, code := bed.Sluice("explain", "default/web", "--from", testbed.ClientIP.String(), "--trace=10s")
-		told <- answer{strings.Join(strings.Fields(text), " "), code}
-	}()
-	var got answer
-	testbed.Eventually(bed.T, "a packet of the client's", func() bool {
-		bed.Ask(testbed.ClientIP, testbed.ClusterIP)
-		select {
-		case got = <-told:
-			return true
-		default:
-			return false
-		}
-	})
-	finding := strings.Contains(got.text, "BYPASSED") || strings.Contains(got.text, "DROPPED")
-	if !strings.Contains(got.text, want) || finding != (want != "") || got.code != map[bool]int{true: 1}[finding] {
-		bed.T.Errorf("exit %d, want %q: %s", got.code, want, got.text)
+	said, code := bed.TraceClient()
+	said = strings.Join(strings.Fields(said), " ")
+	finding := strings.Contains(said, "BYPASSED") || strings.Contains(said, "DROPPED")
+	if !strings.Contains(said, want) || finding != (want != "") || code != map[bool]int{true: 1}[finding] {
+		bed.T.Errorf("exit %d, want %q: %s", code, want, said)
 	}
 }

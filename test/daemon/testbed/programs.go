@@ -33,6 +33,27 @@ func (b *Testbed) Sluice(args ...string) (said string, code int) {
 	return b.Call(Binary(b.T), append(args, "--socket", b.Socket)...)
 }
 
+// TraceClient has sluice explain follow a packet of the client's to [ClusterIP], which it sends, and
+// returns what the command said of the Service web and its exit code.
+func (b *Testbed) TraceClient() (said string, code int) {
+	b.T.Helper()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		said, code = b.Sluice("explain", "default/web", "--from", ClientIP.String(), "--trace=10s")
+	}()
+	Eventually(b.T, "a trace of the client's packet", func() bool {
+		b.Ask(ClientIP, ClusterIP)
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
+	return said, code
+}
+
 func (b *Testbed) run(cmd *exec.Cmd, out, problems io.Writer) (code int) {
 	b.T.Helper()
 	cmd.Stdout, cmd.Stderr = out, problems
