@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/test/programs"
 	"sluice/test/vm/guest"
 )
 
@@ -42,7 +43,7 @@ func run(ctx context.Context) error {
 	output := flag.String("output", "", "write the matrix to this `file`; its cells are kept beside it, in JSON")
 	flag.Parse()
 
-	root, err := guest.Root()
+	root, err := programs.Root()
 	if err != nil {
 		return err
 	}

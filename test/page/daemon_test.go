@@ -1,6 +1,8 @@
 package page
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"os"
@@ -15,6 +17,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/statusapi"
+	"sluice/test/programs"
 )
 
 // binaries builds the daemon and the demo once, as make does, and returns their folder.
@@ -23,12 +26,8 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir, "./cmd/sluice", "./test/demo")
-	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0") // with the daemon's modules, not the test's
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the daemon: %w\n%s", err, out)
-	}
-	return dir, nil
+	err = programs.Daemon.Put(context.Background(), filepath.Join(dir, "sluice"))
+	return dir, errors.Join(err, programs.Demo.Put(context.Background(), filepath.Join(dir, "demo")))
 })
 
 // TestMain removes the binaries.

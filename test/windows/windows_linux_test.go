@@ -28,7 +28,7 @@ var program = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	exe := filepath.Join(dir, "sluice.exe")
-	return exe, wine.Build(context.Background(), "sluice/cmd/sluice", exe)
+	return exe, wine.Build(context.Background(), exe)
 })
 
 // TestMain removes the program.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/test/vm/guest"
+	"sluice/test/programs"
 )
 
 //go:embed stub/hns.c
@@ -30,7 +30,7 @@ func template(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("%w; run make deps", err)
 		}
 	}
-	root, err := guest.Root()
+	root, err := programs.Root()
 	if err != nil {
 		return "", err
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sluice/internal/kernel/hns"
+	"sluice/test/programs"
 )
 
 // wine64 and wineserver are Debian's paths; /usr/bin/wine would also require the 32-bit version.
@@ -90,10 +91,9 @@ func Compile(ctx context.Context, pkg, exe string) error {
 	return errors.Join(err, statSources(ctx, pkg))
 }
 
-// Build builds a program for Windows.
-func Build(ctx context.Context, pkg, exe string) error {
-	_, err := goForWindows(ctx, "build", "-o", exe, pkg)
-	return errors.Join(err, statSources(ctx, pkg))
+// Build builds sluice.exe.
+func Build(ctx context.Context, exe string) error {
+	return errors.Join(programs.WindowsDaemon.Put(ctx, exe), statSources(ctx, "sluice/cmd/sluice"))
 }
 
 // statSources makes the cached result of this test depend on the sources of a package for Windows:

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	_ "sluice/internal/app" // so that cached test results depend on the daemon's sources
 	"sluice/internal/conformance/subprocess"
 	"sluice/internal/conformance/traffic"
+	"sluice/test/programs"
 	"sluice/test/vm/guest"
 )
 
@@ -63,12 +65,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "sluice")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "sluice/cmd/sluice")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the daemon: %w\n%s", err, out)
-	}
-	return path, nil
+	return path, programs.Daemon.Put(context.Background(), path)
 })
 
 // FormerBinary returns the path of the daemon of the former version, which is built once, too. It

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/test/programs"
 )
 
 // releases maps kernel versions to the Debian release that has them.
@@ -44,28 +46,11 @@ type Cache struct {
 
 // Open returns the cache of the repository that contains the current directory.
 func Open(say func(string)) (*Cache, error) {
-	root, err := Root()
+	root, err := programs.Root()
 	if err != nil {
 		return nil, err
 	}
 	return &Cache{Dir: filepath.Join(root, ".cache", "vm"), Log: say}, nil
-}
-
-// Root returns the root directory of the repository.
-func Root() (string, error) {
-	start, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for dir := start; ; dir = filepath.Dir(dir) {
-		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && strings.HasPrefix(string(text), "module sluice\n") {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find Sluice's repository: %s is outside of it", start)
-		}
-	}
 }
 
 // lock prevents other processes from filling the cache at the same time.

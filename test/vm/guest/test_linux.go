@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"sluice/test/programs"
 )
 
 // Compile compiles the tests of a package without cgo, because the guest has no C library.
@@ -24,7 +26,7 @@ func Compile(ctx context.Context, pkg, program string) error {
 // RunTests makes the job run a test binary in its package's directory, with its testdata. The job's
 // command so far becomes the arguments.
 func (j *Job) RunTests(pkg, program string) error {
-	root, err := Root()
+	root, err := programs.Root()
 	if err != nil {
 		return err
 	}
@@ -61,10 +63,8 @@ const (
 // addDaemon adds the daemon and its former version to the guest and sets their variables.
 func (j *Job) addDaemon(program string) error {
 	const inGuest, former = "/bin/sluice", "/bin/sluice-former"
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "sluice/cmd/sluice")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the daemon: %w\n%s", err, out)
+	if err := programs.Daemon.Put(context.Background(), program); err != nil {
+		return err
 	}
 	j.Add(inGuest, program)
 	j.Env = append(j.Env, DaemonVariable+"="+inGuest)
