@@ -3,6 +3,7 @@ package build
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -11,6 +12,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/test/programs"
 )
 
 // Program is a command of another project. Its module is a requirement of our
@@ -112,6 +117,11 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 	}
 	file := b.file(p.Name)
 	path := filepath.Join(b.Cache, file+"-"+version, file)
+	unlock, err := lock(path)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -127,11 +137,44 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 	return path, nil
 }
 
-// Daemon builds the daemon of the tree. Go's own cache makes this quick where
-// nothing has changed, so it is always asked.
-func (b Builder) Daemon(ctx context.Context) (string, error) {
-	return b.Own(ctx, b.Root, "./cmd/sluice", "sluice")
+// lock prevents other processes from building the same program at the same time,
+// which takes minutes.
+func lock(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the cache: %w", err)
+	}
+	f, err := os.Create(path + ".lock")
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
 }
+
+// Daemon returns the path of the daemon of the tree.
+func (b Builder) Daemon(ctx context.Context) (string, error) {
+	daemon := programs.Daemon
+	if b.windows {
+		daemon = programs.WindowsDaemon
+	}
+	path := filepath.Join(b.Cache, b.file("sluice"))
+	if err := os.MkdirAll(b.Cache, 0o755); err != nil {
+		return "", fmt.Errorf("make the cache: %w", err)
+	}
+	part := partOf(path)
+	if err := daemon.Put(ctx, part); err != nil {
+		return "", err
+	}
+	return path, os.Rename(part, path)
+}
+
+// partOf is the name of a file that is not complete yet.
+func partOf(path string) string { return fmt.Sprintf("%s.%d", path, os.Getpid()) }
 
 // Own builds a package of a module of ours, under a name.
 func (b Builder) Own(ctx context.Context, module, pkg, name string) (string, error) {
@@ -170,7 +213,7 @@ func (b Builder) compile(ctx context.Context, j job) error {
 	if err := os.MkdirAll(filepath.Dir(j.path), 0o755); err != nil {
 		return fmt.Errorf("make the cache: %w", err)
 	}
-	part := fmt.Sprintf("%s.%d", j.path, os.Getpid())
+	part := partOf(j.path)
 	args := []string{"-n", "10", "go", "build", "-trimpath", "-ldflags", j.flags, "-o", part, j.pkg}
 	cmd := exec.CommandContext(ctx, "nice", args...)
 	cmd.Dir = j.dir
