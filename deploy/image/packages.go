@@ -163,7 +163,11 @@ func keep(archives, dir string, osRelease []byte) error {
 	if err := os.Chmod(part, 0o755); err != nil {
 		return err
 	}
-	return os.Rename(part, dir)
+	err = os.Rename(part, dir)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // another process has downloaded them meanwhile
+	}
+	return err
 }
 
 // output runs a program and returns its output; the error contains its standard error.
