@@ -8,7 +8,8 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 reliability test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 reliability test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps \
+	vet test-short test-go test-modes test-packets test-daemon test-deploy test-image test-page test-cluster test-windows test-vm test-programs
 
 # The race detector needs cgo; the daemon does not.
 build: ## build the static bin/sluice and bin/kubectl-sluice, and the manual page, bin/sluice.1
@@ -37,19 +38,68 @@ demo: build ## show Services with real packets, without a cluster; ONCE=1 runs o
 
 # What -short leaves out, it leaves out for root too, so that everybody runs the same tests.
 check: ## the fast inner loop, for any user: vet, and the tests that need no root, lab, virtual machine, browser or network; no lint, no race detector
-	go vet ./... && cd test/deploy && go vet ./...
-	go test -short ./... && cd test/deploy && go test -short ./...
+	$(call run-steps,-set check)
 
-test: deps lint build check-bpf ## everything
-	go test -race -timeout 20m ./... && cd test/deploy && go test -count 1 -race -timeout 20m ./...
-	cd deploy/image && go test -count 1 -timeout 30m ./...
-	$(MAKE) --no-print-directory test-arm64
-	cd test/page && go test -count 1 -race -timeout 10m ./...
-	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
-	cd test/cluster/windows && go test -timeout 40m
-	$(MAKE) --no-print-directory demo ONCE=1
+test: deps build ## everything; STEPS="lint go" runs only these steps
+	$(call run-steps,$(STEPS))
+
+# Not with go run, which passes on no SIGTERM.
+run-steps = @go build -o .cache/steps/steps ./test/steps && exec .cache/steps/steps $(1)
+
+# The rest of this section are the steps of `make test` and `make check`. To report each test, test/steps replaces GOTEST.
+GOTEST ?= go test
+
+vet:
+	go vet ./...
+	cd test/deploy && go vet ./...
+
+test-short: ## the tests that need seconds
+	$(GOTEST) -short ./...
+	cd test/deploy && $(GOTEST) -short ./...
+
+# Where tests only judge packets, or a daemon that was built without it, the race detector finds nothing and takes most of
+# the time: the packet tables of modes that are rules in the kernel, and test/daemon. Mode userspace relays packets itself.
+MODES   := $(addprefix sluice/internal/dataplane/,nftables iptables ipvs ebpf)
+DAEMON  := sluice/test/daemon sluice/test/daemon/%
+PACKETS := ^Test(Conformance|Bridged|Random|Balancing)(Legacy|Routed|Untracked)?$$
+ALL      = $(shell go list ./...)
+
+test-go: ## the tests of this module with the race detector, except what the next three run
+	$(GOTEST) -race -timeout 20m $(filter-out $(DAEMON) $(MODES),$(ALL))
+
+test-modes: ## the other tests of these modes, with the race detector
+	$(GOTEST) -race -timeout 20m -skip '$(PACKETS)' $(MODES)
+
+test-packets: ## the packet tables of the modes that are rules
+	$(GOTEST) -timeout 20m -run '$(PACKETS)' $(MODES)
+
+test-daemon: ## the whole daemon: changes under traffic, random histories, kills, faults
+	$(GOTEST) -timeout 20m $(filter $(DAEMON),$(ALL))
+
+test-deploy: ## the manifests, the chart and the alerts, with the images
+	cd test/deploy && $(GOTEST) -count 1 -race -timeout 20m ./...
+
+test-image: ## the images and how they are built
+	cd deploy/image && $(GOTEST) -count 1 -timeout 30m ./...
+
+test-page: ## the page, in a browser
+	cd test/page && $(GOTEST) -count 1 -race -timeout 10m ./...
+
+test-cluster: ## a real etcd, API server and kube-proxy
+	cd test/cluster && $(GOTEST) ./process ./apiserver ./peers/... && $(GOTEST) -timeout 40m
+
+test-windows: ## beside kube-proxy for Windows, under Wine
+	cd test/cluster/windows && $(GOTEST) -timeout 40m
+
+test-vm: ## what this kernel may lack, and a tenth of each packet table, on kernel 6.1 in a virtual machine
 	go run ./test/kernels --kernels 6.1 --share 10
-	FUZZTOTAL=30 test/fuzz.sh
+
+# A program that has not changed is not replaced, so that cached results of tests stay valid.
+test-programs: ## build the programs under test for all steps, in .cache/programs
+	@mkdir -p .cache/programs/new
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o .cache/programs/new/ ./cmd/sluice ./test/demo
+	CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go build -trimpath -buildvcs=false -ldflags '-s -w' -o .cache/programs/new/sluice.exe ./cmd/sluice
+	@cd .cache/programs && for p in sluice demo sluice.exe; do cmp -s new/$$p $$p || cp new/$$p $$p || exit 1; done
 
 fuzz: ## run every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
@@ -65,8 +115,8 @@ soak: ## run tests for hours: thousands of random steps and 1,000 kills of the d
 # messages, except one randomised test of the differ that would take minutes.
 ARM64 := apiobject balance cli config dataplane/differ engine explain metrics proxy resolve runner source/... statusapi zpages
 test-arm64: deps ## run the tests that an emulator of arm64 supports
-	GOARCH=arm64 CGO_ENABLED=0 go test -short -skip '^Test(RandomFailures|ExplainOnKernel)$$' -exec qemu-aarch64-static $(addprefix ./internal/,$(ARM64))
-	GOARCH=arm64 CGO_ENABLED=0 go test -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
+	GOARCH=arm64 CGO_ENABLED=0 $(GOTEST) -short -skip '^Test(RandomFailures|ExplainOnKernel)$$' -exec qemu-aarch64-static $(addprefix ./internal/,$(ARM64))
+	GOARCH=arm64 CGO_ENABLED=0 $(GOTEST) -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
 
 reliability: deps ## inject faults into the daemon in every mode, and run the packet table with two versions of Kubernetes, for hours; written to docs/reliability.md
 	@rm -rf .cache/reliability .cache/vm/logs/*-daemon* && mkdir -p .cache/reliability
@@ -87,7 +137,7 @@ test-kernels: ## run everything that depends on the kernel on 5.10, 6.1, 6.12, 7
 # For Windows, vet and staticcheck leave out tests, most of which are for Linux, and unused code, some of which is used on Linux only.
 lint: ## check formatting, the import table, vet, staticcheck, errcheck and known vulnerabilities; vet and staticcheck for Windows; builds for other systems
 	@bad=$$($(TOOL) gofumpt -l cmd deploy internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
-	go test ./internal/archtest
+	$(GOTEST) ./internal/archtest
 	go vet ./... && for m in $(MODULES); do (cd $$m && go vet ./...) || exit 1; done
 	for p in linux/arm64 windows/arm64 darwin/arm64; do GOOS=$${p%/*} GOARCH=$${p#*/} go build ./... || exit 1; done
 	GOOS=windows go list -f '{{range .GoFiles}}{{$$.Dir}}/{{.}} {{end}}' ./cmd/... ./internal/... | \
