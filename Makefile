@@ -92,7 +92,7 @@ test-windows: ## beside kube-proxy for Windows, under Wine
 	cd test/cluster/windows && $(GOTEST) -timeout 40m
 
 test-vm: ## what this kernel may lack, and a tenth of each packet table, on kernel 6.1 in a virtual machine
-	go run ./test/kernels --kernels 6.1 --share 10
+	go run ./test/kernels --kernels 6.1 --share 10 $(if $(findstring -json,$(GOTEST)),--json)
 
 # A program that has not changed is not replaced, so that cached results of tests stay valid.
 test-programs: ## build the programs under test for all steps, in .cache/programs

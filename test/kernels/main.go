@@ -40,6 +40,7 @@ func run(ctx context.Context) error {
 	only := flag.String("suites", "", "run these `suites`; default: all of "+strings.Join(suiteNames(), ","))
 	share := flag.Int("share", 1, "run one part in `n` of the packet tables that this machine's own kernel supports too")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1e6, "select this part")
+	events := flag.Bool("json", false, "print the tests as go test -json does")
 	output := flag.String("output", "", "write the matrix to this `file`; its cells are kept beside it, in JSON")
 	flag.Parse()
 
@@ -55,7 +56,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(programs) }()
-	p := &runner{ctx: ctx, programs: programs, share: *share, seed: *seed, output: *output}
+	p := &runner{ctx: ctx, programs: programs, share: *share, seed: *seed, output: *output, json: *events}
 	if p.cache, err = guest.Open(func(what string) { fmt.Println("vm:", what) }); err != nil {
 		return err
 	}
@@ -78,6 +79,7 @@ type runner struct {
 	share    int
 	seed     uint64
 	output   string // file of the matrix; empty means none
+	json     bool   // print events
 	commit   string // under test
 }
 

@@ -91,16 +91,21 @@ func (p *runner) runSuite(s suite, kernel string) (cell, error) {
 	if err != nil {
 		return cell{}, err
 	}
-	var out bytes.Buffer
+	var text bytes.Buffer
+	out, finish, err := p.convert(s.name+"@"+kernel, &text)
+	if err != nil {
+		return cell{}, err
+	}
 	begin := time.Now()
 	status := 0
 	for pkg := range strings.FieldsSeq(s.pkgs) {
-		exit, failed := p.runPackage(pkg, kernel, args, &out)
+		exit, failed := p.runPackage(pkg, kernel, args, out)
 		status, err = max(status, exit), errors.Join(err, failed)
 	}
-	c := parseOutput(out.String())
+	err = errors.Join(err, finish())
+	c := parseOutput(text.String())
 	log := filepath.Join(p.cache.Dir, "logs", kernel+"-"+strings.ReplaceAll(s.name, "/", "-"))
-	if err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o755), os.WriteFile(log, out.Bytes(), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o755), os.WriteFile(log, text.Bytes(), 0o644)); err != nil {
 		return c, err
 	}
 	c.Suite, c.Kernel, c.Commit, c.Took = s.name, kernel, p.commit, time.Since(begin).Round(time.Second)
@@ -110,9 +115,24 @@ func (p *runner) runSuite(s suite, kernel string) (cell, error) {
 	if err != nil {
 		c.Error = err.Error()
 	} else if status != 0 && len(c.Failed) == 0 {
-		c.Error = fmt.Sprintf("exit status %d:\n%s", status, tail(out.String()))
+		c.Error = fmt.Sprintf("exit status %d:\n%s", status, tail(text.String()))
 	}
 	return c, p.ctx.Err()
+}
+
+// convert returns a writer for the output of a suite. With --json it is also printed as events,
+// with the suite as the package; finish waits for the last one.
+func (p *runner) convert(name string, text *bytes.Buffer) (out io.Writer, finish func() error, err error) {
+	if !p.json {
+		return text, func() error { return nil }, nil
+	}
+	cmd := exec.CommandContext(p.ctx, "go", "tool", "test2json", "-t", "-p", strings.ReplaceAll(name, " ", "-"))
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	return io.MultiWriter(text, in), func() error { return errors.Join(in.Close(), cmd.Wait()) }, err
 }
 
 // arguments returns the arguments of the test binary.

@@ -20,7 +20,7 @@ var sets = map[string][]step{
 		{name: "modes", make: []string{"test-modes"}, cores: 1.3},
 		{name: "packets", make: []string{"test-packets"}, cores: 1.3},
 		{name: "cluster", make: []string{"test-cluster"}, cores: 1, after: []string{builds}, alone: true},
-		{name: "vm", make: []string{"test-vm"}, cores: 1, after: []string{builds}, plain: true},
+		{name: "vm", make: []string{"test-vm"}, cores: 1, after: []string{builds}},
 		{name: "lint", make: []string{"lint"}, cores: 1.4},
 		{name: "deploy", make: []string{"test-deploy"}, cores: 1, after: []string{builds}},
 		{name: "image", make: []string{"test-image"}, cores: 1},
