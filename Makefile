@@ -38,15 +38,13 @@ demo: build ## show Services with real packets, without a cluster; ONCE=1 runs o
 
 # What -short leaves out, it leaves out for root too, so that everybody runs the same tests.
 check: ## the fast inner loop, for any user: vet, and the tests that need no root, lab, virtual machine, browser or network; no lint, no race detector
-	$(call run-steps,-set check)
-
-test: deps build ## everything; STEPS="lint go" runs only these steps
-	$(call run-steps,$(STEPS))
+	@go run ./test/steps -set check
 
 # Not with go run, which passes on no SIGTERM.
-run-steps = @go build -o .cache/steps/steps ./test/steps && exec .cache/steps/steps $(1)
+test: deps build ## everything; STEPS="lint go" runs only these steps
+	@go build -o .cache/steps/steps ./test/steps && exec .cache/steps/steps $(STEPS)
 
-# The rest of this section are the steps of `make test` and `make check`. To report each test, test/steps replaces GOTEST.
+# These are the steps of `make test` and `make check`, beside others below. test/steps replaces GOTEST, to count tests.
 GOTEST ?= go test
 
 vet:

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -26,6 +27,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice/test/programs"
 )
@@ -42,7 +45,7 @@ func main() {
 // signals end the program and all of its steps.
 var signals = []os.Signal{os.Interrupt, syscall.SIGTERM}
 
-// errFailed needs no text, because the report has said it.
+// errFailed says no more, because the report has shown what failed.
 var errFailed = errors.New("something failed")
 
 func run(ctx context.Context) error {
@@ -60,8 +63,8 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	logs := filepath.Join(root, ".cache", "steps", "logs")
-	if err := os.MkdirAll(logs, 0o755); err != nil {
+	logs, err := logFolder(root)
+	if err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -78,6 +81,20 @@ func run(ctx context.Context) error {
 		return errFailed
 	}
 	return nil
+}
+
+// logFolder returns a folder for the output of steps. Where root has run make test before, others
+// cannot write to the usual one.
+func logFolder(root string) (string, error) {
+	dir := filepath.Join(root, ".cache", "steps", "logs")
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = unix.Access(dir, unix.W_OK)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return os.MkdirTemp("", "sluice-steps-")
+	}
+	return dir, err
 }
 
 // choose returns the steps with these names, in the order of the set; no names mean all.

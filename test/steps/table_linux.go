@@ -2,7 +2,7 @@ package main
 
 // machine is how many processors the steps that run at the same time may keep busy on average. It
 // is a little more than the two of CI, because no step is busy all the time.
-const machine = 2.3
+const machine = 2.5
 
 // builds is the step that builds the programs under test, for those that run after it.
 const builds = "programs"
@@ -19,7 +19,7 @@ var sets = map[string][]step{
 		{name: "go", make: []string{"test-go"}, cores: 1.5, after: []string{builds}},
 		{name: "modes", make: []string{"test-modes"}, cores: 1.3},
 		{name: "packets", make: []string{"test-packets"}, cores: 1.3},
-		{name: "cluster", make: []string{"test-cluster"}, cores: 1, after: []string{builds}, alone: true},
+		{name: "cluster", make: []string{"test-cluster"}, cores: 1, after: []string{builds}},
 		{name: "vm", make: []string{"test-vm"}, cores: 1, after: []string{builds}},
 		{name: "lint", make: []string{"lint"}, cores: 1.4},
 		{name: "deploy", make: []string{"test-deploy"}, cores: 1, after: []string{builds}},
