@@ -40,8 +40,13 @@ demo: build ## show Services with real packets, without a cluster; ONCE=1 runs o
 check: ## the fast inner loop, for any user: vet, and the tests that need no root, lab, virtual machine, browser or network; no lint, no race detector
 	@go run ./test/steps -set check
 
+# Of the crossed decision tables, which are evaluated as a whole, each commit plays another tenth with packets: ten commits
+# in a row play all. `make soak` plays all at once, as does a step that is run alone.
+test: export SLUICE_DECISION_TABLES := $(shell n=$$(git rev-list --count HEAD 2>/dev/null); echo $$(( $${n:-0} % 10 + 1 ))/10)
+
 # Not with go run, which passes on no SIGTERM.
 test: deps build ## everything; STEPS="lint go" runs only these steps
+	@echo "Share $$SLUICE_DECISION_TABLES of the crossed decision tables is played with packets; all of them are evaluated."
 	@go build -o .cache/steps/steps ./test/steps && exec .cache/steps/steps $(STEPS)
 
 # These are the steps of `make test` and `make check`, beside others below. test/steps replaces GOTEST, to count tests.
@@ -103,7 +108,8 @@ fuzz: ## run every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
 
 soak: SEED := $(shell date +%s)
-soak: ## run tests for hours: thousands of random steps and 1,000 kills of the daemon in each mode; every change under traffic, and flushes during writes, 50 times; every fuzz target for 10 minutes
+soak: ## run tests for hours: thousands of random steps and 1,000 kills of the daemon in each mode; every change under traffic, and flushes during writes, 50 times; the whole packet table of each mode; every fuzz target for 10 minutes
+	go test -timeout 6h -v -count 1 -run '$(PACKETS)' $(MODES) sluice/internal/dataplane/userspace
 	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon/faults -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
 	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^Test(TrafficUnderChange|FlushDuringWrites)$$' ./test/daemon/traffic ./test/daemon/foreign
 	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -rapid.seed $(SEED) -churn $(or $(CHURN),250)

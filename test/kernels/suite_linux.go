@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,7 +100,7 @@ func (p *runner) runSuite(s suite, kernel string) (cell, error) {
 	begin := time.Now()
 	status := 0
 	for pkg := range strings.FieldsSeq(s.pkgs) {
-		exit, failed := p.runPackage(pkg, kernel, args, out)
+		exit, failed := p.runPackage(pkg, kernel, args, p.environment(s), out)
 		status, err = max(status, exit), errors.Join(err, failed)
 	}
 	err = errors.Join(err, finish())
@@ -152,6 +153,16 @@ func (p *runner) arguments(s suite) ([]string, error) {
 	return []string{"-test.v", "-test.timeout", timeout.String(), "-test.run", pattern}, nil
 }
 
+// environment returns what a suite's environment says about the crossed decision tables: with a share,
+// a suite that runs its whole table plays only the share that this machine's own tests play, too.
+func (p *runner) environment(s suite) []string {
+	crossed := ""
+	if p.share > 1 && s.part == partAll {
+		crossed = cmp.Or(os.Getenv(conformance.ShareVariable), fmt.Sprintf("%d/%d", p.seed%uint64(p.share)+1, p.share))
+	}
+	return []string{conformance.ShareVariable + "=" + crossed}
+}
+
 // chooseParts returns random groups and stories of a table with one case in p.share, and everything
 // about SCTP, because few hosts have SCTP sockets. Mode userspace has no SCTP.
 func (p *runner) chooseParts(s suite) ([]string, error) {
@@ -183,11 +194,11 @@ func (p *runner) chooseParts(s suite) ([]string, error) {
 const storyWeight = 50
 
 // runPackage runs the tests of a package on a kernel, and returns their exit status.
-func (p *runner) runPackage(pkg, kernel string, args []string, out io.Writer) (int, error) {
+func (p *runner) runPackage(pkg, kernel string, args, env []string, out io.Writer) (int, error) {
 	if kernel == host {
-		return p.runHere(pkg, args, out)
+		return p.runHere(pkg, args, env, out)
 	}
-	j := guest.Job{Kernel: kernel, Command: args, Output: out, Timeout: timeout}
+	j := guest.Job{Kernel: kernel, Command: args, Env: env, Output: out, Timeout: timeout}
 	if err := j.RunTests(pkg, p.program(pkg)); err != nil {
 		return 0, err
 	}
@@ -195,11 +206,11 @@ func (p *runner) runPackage(pkg, kernel string, args []string, out io.Writer) (i
 }
 
 // runHere runs tests on this machine.
-func (p *runner) runHere(pkg string, args []string, out io.Writer) (int, error) {
+func (p *runner) runHere(pkg string, args, env []string, out io.Writer) (int, error) {
 	ctx, cancel := context.WithTimeout(p.ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, p.program(pkg), args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = pkg, out, out
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = pkg, out, out, append(os.Environ(), env...)
 	err := cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
 		return exit.ExitCode(), nil
