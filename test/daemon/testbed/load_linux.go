@@ -93,8 +93,8 @@ func (b *Testbed) Load(clients int, to netip.AddrPort) (stop func() (made int, f
 	}
 }
 
-// ReplaceEndpoints replaces the endpoint of the Service web without end, and lets another one come and go, until
-// what it returns is called.
+// ReplaceEndpoints replaces the endpoint of the Service web continuously, and lets another Service
+// come and go, until what it returns is called.
 func (b *Testbed) ReplaceEndpoints() (stop func()) {
 	done := make(chan struct{})
 	var running sync.WaitGroup
