@@ -122,6 +122,7 @@ var table = []rule{
 	{"internal/conformance/churn", []string{"internal/conformance", "internal/conformance/lab", "internal/conformance/reliability", "internal/conformance/subprocess", "internal/conformance/traffic", "internal/proxy", "internal/statusapi"}, nil},
 	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic", "internal/kernel/netfilter"}, nil},
 	{"internal/app", nil, nil},
+	{"internal/archtest/hops", []string{"internal/engine", "internal/proxy", "internal/resolve", "internal/source"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
 	{"internal/archtest", []string{}, []string{}},
 	{"internal/kubectl", []string{"internal/apiclient", "internal/cli", "internal/status/page", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "k8s.io/klog/", "k8s.io/streaming/", "github.com/go-logr/", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sync/errgroup"}},
 	{"cmd/kubectl-sluice", []string{"internal/cli", "internal/kubectl"}, []string{"k8s.io/client-go/plugin/pkg/client/auth"}},
