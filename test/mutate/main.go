@@ -1,0 +1,93 @@
+// Command mutate changes one line of the proxy at a time, as a mistake would, and reports which
+// test notices. The tree is not changed: the go command reads the changed file through an overlay.
+// With --root it changes another tree, so that two versions of the tests can be compared.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	root := flag.String("root", ".", "mutate the tree in this `directory`")
+	only := flag.String("only", "", "make only the mutations whose name matches this `pattern`")
+	short := flag.Bool("short", false, "run the quick tests only: -short, without the packet tables")
+	timeout := flag.Duration("timeout", 10*time.Minute, "limit of the tests of one package")
+	flag.Parse()
+
+	dir, err := filepath.Abs(*root)
+	if err != nil {
+		return err
+	}
+	selected, err := regexp.Compile(*only)
+	if err != nil {
+		return err
+	}
+	scratch, err := os.MkdirTemp("", "mutate-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(scratch) }()
+	tests := &tester{root: dir, timeout: *timeout, passes: map[failure]bool{}}
+	all := mutations()
+	if err := check(dir, all); err != nil {
+		return err
+	}
+	heads := []string{"quick tests", "with packet tables"}
+	if *short {
+		heads = heads[:1]
+	}
+	fmt.Print(header(heads))
+	open := 0
+	for _, m := range all {
+		if !selected.MatchString(m.name) {
+			continue
+		}
+		overlay, err := m.overlay(dir, scratch)
+		if err != nil {
+			return err
+		}
+		var results []result
+		for quick := range phases(*short) {
+			if n := len(results); n > 0 && results[n-1].caught() {
+				break
+			}
+			results = append(results, tests.run(ctx, m, overlay, quick))
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !results[len(results)-1].caught() {
+			open++
+		}
+		fmt.Print(row(m, results, len(heads)))
+	}
+	if open > 0 {
+		return fmt.Errorf("no test notices %d mutations, or it is not known", open)
+	}
+	return nil
+}
+
+// phases yields whether the quick tests run, or all: first the quick ones.
+func phases(short bool) func(yield func(quick bool) bool) {
+	return func(yield func(bool) bool) {
+		if yield(true) && !short {
+			yield(false)
+		}
+	}
+}
