@@ -492,6 +492,35 @@ func TestSchedulers(t *testing.T) {
 	}
 }
 
+// TestAffinityChanges changes the settings of a virtual server, which keeps its real servers.
+func TestAffinityChanges(t *testing.T) {
+	h := newHost(t)
+	d := h.open(mode.IPVS{})
+	plain, sticky := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one, two)
+	sticky.Affinity = time.Hour
+	h.sync(d, plain)
+	for _, step := range [][2]*proxy.ServicePort{{plain, sticky}, {sticky, plain}} {
+		h.apply(d, step[0], step[1])
+		count, done := h.servers.Reset()
+		settings, there, err := h.servers.Server(t.Context(), at(plain))
+		if !there || err != nil || settings.Persistence != step[1].Affinity || count.Ops != 1 {
+			t.Errorf("persistence %v, error %v after %v; want %v", settings.Persistence, err, done, step[1].Affinity)
+		}
+		h.wantReals(at(plain), map[string]uint32{one: 1, two: 1})
+	}
+}
+
+// TestNodePortAliases has the virtual server of a NodePort at the alias of its family.
+func TestNodePortAliases(t *testing.T) {
+	h := newHost(t)
+	row := service(1, proxy.TCP, "[fd00:10::1]:8080")
+	row.Key.Family = proxy.IPv6
+	row.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 30080)}}
+	h.sync(h.open(mode.IPVS{}), row)
+	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("[100::8]:30080")}, map[string]uint32{"[fd00:10::1]:8080": 1})
+	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("192.0.0.8:30080")}, nil)
+}
+
 // TestSettings are noted on the link, put back when they are not wanted any more
 // and by the clean-up.
 func TestSettings(t *testing.T) {
