@@ -27,7 +27,9 @@ func TestRead(t *testing.T) {
 {"Action":"fail","Test":"TestA/b"}
 {"Action":"fail","Test":"TestA"}
 {"Action":"fail"}`, "p: TestA/b"},
-		{"the process fails", `{"Action":"output","Output":"panic"}` + "\n" + `{"Action":"fail"}`, "p: (the process of the tests)"},
+		{"the process ends", `{"Action":"run","Test":"TestA"}
+{"Action":"output","Output":"panic"}
+{"Action":"fail"}`, "p: TestA"},
 		{"it does not compile", `{"Action":"build-output","Output":"undefined: x"}
 {"Action":"build-fail"}
 {"Action":"fail","FailedBuild":"p [p.test]"}`, "INVALID: the mutation does not compile"},

@@ -39,8 +39,6 @@ func (r result) String() string {
 		return "INVALID: " + name + ": " + r.invalid
 	case r.by == failure{}:
 		return "SURVIVED"
-	case r.by.test == "":
-		return name + "(the process of the tests)"
 	default:
 		return strings.ReplaceAll(name, "|", `\|`)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,7 @@ type tester struct {
 	passes  map[failure]bool // whether a test passes without a mutation, once known
 }
 
-// failure is a test that failed. Without a test, the process of the package's tests failed.
+// failure is a test that failed, or during which the process ended.
 type failure struct{ pkg, test string }
 
 // result is what tests say of a mutation.
@@ -66,8 +67,9 @@ func (t *tester) passesAlone(ctx context.Context, f failure) bool {
 		for name := range strings.SplitSeq(f.test, "/") {
 			names = append(names, "^"+regexp.QuoteMeta(name)+"$")
 		}
+		// A test may fail only because this is not the whole of it: then the inner one does not.
 		r := t.test(ctx, f.pkg, "-run", strings.Join(names, "/"))
-		passes = !r.caught() && r.invalid == ""
+		passes = r.by.test != f.test && r.invalid == ""
 		t.passes[f] = passes
 	}
 	return passes
@@ -104,6 +106,7 @@ type event struct {
 // read returns the first failure that the output of go test has. The first test that fails is the
 // innermost one.
 func read(pkg string, out io.Reader) (r result) {
+	running := "?"
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<26)
 	for lines.Scan() {
@@ -114,8 +117,10 @@ func read(pkg string, out io.Reader) (r result) {
 		switch {
 		case e.Action == "build-fail" || e.FailedBuild != "":
 			r.invalid = "the mutation does not compile"
+		case e.Action == "run":
+			running = e.Test
 		case e.Action == "fail" && r.by == failure{}:
-			r.by = failure{pkg, e.Test}
+			r.by = failure{pkg, cmp.Or(e.Test, running)}
 		}
 	}
 	return r
