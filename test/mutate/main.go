@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -27,6 +28,7 @@ func run(ctx context.Context) error {
 	root := flag.String("root", ".", "mutate the tree in this `directory`")
 	only := flag.String("only", "", "make only the mutations whose name matches this `pattern`")
 	short := flag.Bool("short", false, "run the quick tests only: -short, without the packet tables")
+	tables := flag.Bool("tables", false, "run the packet tables only")
 	timeout := flag.Duration("timeout", 10*time.Minute, "limit of the tests of one package")
 	flag.Parse()
 
@@ -48,11 +50,18 @@ func run(ctx context.Context) error {
 	if err := check(dir, all); err != nil {
 		return err
 	}
-	heads := []string{"quick tests", "with packet tables"}
-	if *short {
-		heads = heads[:1]
+	var phases []phase
+	switch {
+	case *short && *tables:
+		return errors.New("--short and --tables exclude each other")
+	case *short:
+		phases = []phase{quick}
+	case *tables:
+		phases = []phase{packets}
+	default:
+		phases = []phase{quick, everything}
 	}
-	fmt.Print(header(heads))
+	fmt.Print(header(phases))
 	open := 0
 	for _, m := range all {
 		if !selected.MatchString(m.name) {
@@ -63,11 +72,11 @@ func run(ctx context.Context) error {
 			return err
 		}
 		var results []result
-		for quick := range phases(*short) {
+		for _, p := range phases {
 			if n := len(results); n > 0 && results[n-1].caught() {
 				break
 			}
-			results = append(results, tests.run(ctx, m, overlay, quick))
+			results = append(results, tests.run(ctx, m, overlay, p))
 		}
 		if err := ctx.Err(); err != nil {
 			return err
@@ -75,19 +84,10 @@ func run(ctx context.Context) error {
 		if !results[len(results)-1].caught() {
 			open++
 		}
-		fmt.Print(row(m, results, len(heads)))
+		fmt.Print(row(m, results, len(phases)))
 	}
 	if open > 0 {
 		return fmt.Errorf("no test notices %d mutations, or it is not known", open)
 	}
 	return nil
-}
-
-// phases yields whether the quick tests run, or all: first the quick ones.
-func phases(short bool) func(yield func(quick bool) bool) {
-	return func(yield func(bool) bool) {
-		if yield(true) && !short {
-			yield(false)
-		}
-	}
 }

@@ -7,10 +7,10 @@ import (
 )
 
 // header returns the first lines of the table in Markdown.
-func header(heads []string) string {
+func header(phases []phase) string {
 	head, line := "| mutation | kind |", "|---|---|"
-	for _, h := range heads {
-		head, line = head+" noticed by "+h+" | s |", line+"---|--:|"
+	for _, p := range phases {
+		head, line = head+" noticed by "+p.name+" | s |", line+"---|--:|"
 	}
 	return head + "\n" + line + "\n"
 }

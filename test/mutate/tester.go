@@ -14,8 +14,20 @@ import (
 	"time"
 )
 
+// phase is which tests run.
+type phase struct {
+	name string
+	args []string
+}
+
 // packetTables are the tests that the quick tests leave out: they send packets of all kinds.
 const packetTables = "^Test(Conformance|Bridged|Random|Balancing)"
+
+var (
+	quick      = phase{"quick tests", []string{"-short", "-skip", packetTables}}
+	packets    = phase{"packet tables", []string{"-run", packetTables}}
+	everything = phase{"all tests", nil}
+)
 
 // tester runs tests in a tree.
 type tester struct {
@@ -37,15 +49,11 @@ type result struct {
 func (r result) caught() bool { return r.by != failure{} && r.invalid == "" }
 
 // run runs the tests that may notice a mutation until one does.
-func (t *tester) run(ctx context.Context, m mutation, overlay string, quick bool) (r result) {
+func (t *tester) run(ctx context.Context, m mutation, overlay string, p phase) (r result) {
 	began := time.Now()
 	defer func() { r.took = time.Since(began) }()
 	for _, pkg := range m.packages {
-		args := []string{"-overlay", overlay}
-		if quick {
-			args = append(args, "-short", "-skip", packetTables)
-		}
-		r = t.test(ctx, pkg, args...)
+		r = t.test(ctx, pkg, append([]string{"-overlay", overlay}, p.args...)...)
 		if r.invalid != "" {
 			return r
 		}
