@@ -135,6 +135,18 @@ func TestServiceCIDRConfig(t *testing.T) {
 	play(t, source.NewServiceCIDRConfig(h), h, wanted, nil)
 }
 
+// TestWithoutVersion passes on every event of an object without a version: whether it is a
+// repetition is not known.
+func TestWithoutVersion(t *testing.T) {
+	h := &recorder{}
+	c := source.NewServiceConfig(h)
+	c.Set(&v1.Service{ObjectMeta: named("here", "")})
+	c.Set(&v1.Service{ObjectMeta: named("here", "")})
+	if diff := cmp.Diff([]string{"add here", "update here here"}, h.events); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestOldObjects checks what a handler may rely on of an object that changed.
 func TestOldObjects(t *testing.T) {
 	h := &oldSlices{}

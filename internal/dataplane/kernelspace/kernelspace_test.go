@@ -982,6 +982,8 @@ func TestLimits(t *testing.T) {
 	few := hns.Features{DualStack: true, ModifyLoadBalancer: true}
 	ranges := with(service(1, "10.1.0.1:80"), 1)
 	ranges.AllowFrom = []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24")}
+	closed := with(service(1, "10.1.0.1:80"), 1)
+	closed.AllowFrom = []netip.Prefix{}
 	sctp := service(1, "10.1.0.1:80")
 	sctp.Key.Protocol = proxy.SCTP
 	sticky := service(1, "10.1.0.1:80")
@@ -998,6 +1000,7 @@ func TestLimits(t *testing.T) {
 		without  string // which is not served
 	}{
 		{"source ranges", hnstest.Full, stateOf(ranges), "1.0.0.1:80 is not served: HNS cannot restrict clients to loadBalancerSourceRanges", "1.0.0.1:80"},
+		{"source ranges that admit nobody", hnstest.Full, stateOf(closed), "1.0.0.1:80 is not served: HNS cannot restrict clients to loadBalancerSourceRanges", "1.0.0.1:80"},
 		{"SCTP", hnstest.Full, stateOf(sctp), "HNS has no load balancers for SCTP", "10.96.0.1:80"},
 		{"ports", hnstest.Full, stateOf(service(1, "10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:81")), "10.1.0.3:81 and 0 more get no connections", "10.1.0.3"},
 		{"affinity", few, stateOf(sticky), "clients do not keep their endpoint", "ByClient"},
