@@ -21,7 +21,7 @@ type phase struct {
 }
 
 // packetTables are the tests that the quick tests leave out: they send packets of all kinds.
-const packetTables = "^Test(Conformance|Bridged|Random)|^TestBalancing$"
+const packetTables = "^Test(Conformance|Bridged)|^TestRandom(Legacy|Untracked)?$|^TestBalancing$"
 
 var (
 	quick      = phase{"quick tests", []string{"-short", "-skip", packetTables}}
