@@ -69,7 +69,15 @@ type request struct {
 	open   bool // over a connection that was there before
 }
 
-// run sends requests until it is told to stop.
+// least is how many requests a stream sends, however slow the machine is.
+func (st *stream) least() int {
+	if st.protocol == proxy.SCTP {
+		return 2 // a socket of it may miss that it is refused, and tries again after three seconds
+	}
+	return 5
+}
+
+// run sends requests until it is told to stop and has sent enough.
 func (st *stream) run(ctx context.Context, stop <-chan struct{}) error {
 	tick := time.NewTicker(traffic.Scaled(beat))
 	defer tick.Stop()
@@ -85,7 +93,9 @@ func (st *stream) run(ctx context.Context, stop <-chan struct{}) error {
 		st.requests = append(st.requests, r)
 		select {
 		case <-stop:
-			return nil
+			if len(st.requests) >= st.least() {
+				return nil
+			}
 		case <-tick.C:
 		}
 	}
