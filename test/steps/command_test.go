@@ -65,7 +65,8 @@ func TestSignals(t *testing.T) {
 				}
 				_ = syscall.Kill(os.Getpid(), sig)
 			}()
-			r := script(ctx, t, "sleep 1000 & echo $!; (trap '' INT; echo >"+ready+"; exec sleep 1001) & echo $!; wait")
+			r := script(ctx, t, "sleep 1000 & echo $!; (trap '' INT; echo >"+ready+".trap; exec sleep 1001) & echo $!; "+
+				"until [ -e "+ready+".trap ]; do :; done; echo >"+ready+"; wait")
 			if !r.failed() || len(r.plain) != 2 {
 				t.Fatalf("failed: %v, lines: %q", r.failed(), r.plain)
 			}
