@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -50,7 +51,11 @@ func run(ctx context.Context) error {
 	if err := check(dir, all); err != nil {
 		return err
 	}
-	var phases []phase
+	all = slices.DeleteFunc(all, func(m mutation) bool { return !selected.MatchString(m.name) })
+	if len(all) == 0 {
+		return fmt.Errorf("no mutation has a name that matches %s", *only)
+	}
+	phases := []phase{quick, everything}
 	switch {
 	case *short && *tables:
 		return errors.New("--short and --tables exclude each other")
@@ -58,25 +63,13 @@ func run(ctx context.Context) error {
 		phases = []phase{quick}
 	case *tables:
 		phases = []phase{packets}
-	default:
-		phases = []phase{quick, everything}
 	}
 	fmt.Print(header(phases))
 	open := 0
 	for _, m := range all {
-		if !selected.MatchString(m.name) {
-			continue
-		}
-		overlay, err := m.overlay(dir, scratch)
+		results, err := tests.try(ctx, m, scratch, phases)
 		if err != nil {
 			return err
-		}
-		var results []result
-		for _, p := range phases {
-			if n := len(results); n > 0 && results[n-1].caught() {
-				break
-			}
-			results = append(results, tests.run(ctx, m, overlay, p))
 		}
 		if err := ctx.Err(); err != nil {
 			return err

@@ -48,7 +48,22 @@ type result struct {
 
 func (r result) caught() bool { return r.by != failure{} && r.invalid == "" }
 
-// run runs the tests that may notice a mutation until one does.
+// try makes a mutation and returns the results of the phases, up to the first that notices it.
+func (t *tester) try(ctx context.Context, m mutation, scratch string, phases []phase) (results []result, err error) {
+	overlay, err := m.overlay(t.root, scratch)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range phases {
+		r := t.run(ctx, m, overlay, p)
+		if results = append(results, r); r.caught() {
+			break
+		}
+	}
+	return results, nil
+}
+
+// run runs the tests of one phase that may notice a mutation until one does.
 func (t *tester) run(ctx context.Context, m mutation, overlay string, p phase) (r result) {
 	began := time.Now()
 	defer func() { r.took = time.Since(began) }()
