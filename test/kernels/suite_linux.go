@@ -136,6 +136,10 @@ func (p *runner) convert(name string, text *bytes.Buffer) (out io.Writer, finish
 	return io.MultiWriter(text, in), func() error { return errors.Join(in.Close(), cmd.Wait()) }, err
 }
 
+// inMemory is the pattern of tests that evaluate what a mode renders, for which it does not matter
+// which kernel they run on, but that an emulator is slow.
+const inMemory = "^Test(Random|Policy)?Model$"
+
 // arguments returns the arguments of the test binary.
 func (p *runner) arguments(s suite) ([]string, error) {
 	pattern := s.run
@@ -150,7 +154,7 @@ func (p *runner) arguments(s suite) ([]string, error) {
 		}
 		pattern = fmt.Sprintf("^%s$/^(%s)$", test, strings.Join(parts, "|"))
 	}
-	return []string{"-test.v", "-test.timeout", timeout.String(), "-test.run", pattern}, nil
+	return []string{"-test.v", "-test.timeout", timeout.String(), "-test.run", pattern, "-test.skip", inMemory}, nil
 }
 
 // environment returns what a suite's environment says about the crossed decision tables: with a share,
