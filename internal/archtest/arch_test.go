@@ -88,6 +88,7 @@ var table = []rule{
 	{"internal/source/manifest", []string{"internal/source", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},
 	{"internal/source", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
 	{"internal/kernel/", []string{"internal/kernel/"}, []string{"github.com/google/nftables/expr", "github.com/vishvananda/", "github.com/Microsoft/hnslib/", "golang.org/x/sys/"}},
+	{"internal/dataplane/localnet/localnettest", []string{"internal/dataplane/localnet", "internal/kernel/sysctl", "internal/proxy", "internal/proxy/proxytest"}, []string{}},
 	{"internal/dataplane/localnet", []string{"internal/kernel/sysctl"}, []string{"k8s.io/klog/"}},
 	{"internal/dataplane/differ", []string{"internal/proxy"}, []string{}},
 	{"internal/dataplane/mode", []string{"internal/proxy", "internal/config", "internal/kernel/ct", "internal/dataplane/localnet"}, []string{}},

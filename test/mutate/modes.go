@@ -45,6 +45,10 @@ var ofRules = []mutation{
 		"for _, p := range except {", "for _, p := range except[:0] {", byNftables,
 	},
 	{
+		"nftables: loopback is opened before its guard is written", wrongOrder, modes + "nftables/sync_linux.go",
+		"\trefused, err := d.differ.Apply(", "\td.localnet.Open(ctx)\n\trefused, err := d.differ.Apply(", byNftables,
+	},
+	{
 		"iptables: packets to be dropped are rejected, and the other way round", swapsVerdict, modes + "iptables/row_linux.go",
 		"case route.Otherwise == proxy.Drop:", "case route.Otherwise != proxy.Drop:", byIptables,
 	},
@@ -71,6 +75,10 @@ var ofRules = []mutation{
 	{
 		"iptables: clients are not remembered", dropsRule, modes + "iptables/row_linux.go",
 		`send += "-m recent --set " + r.recentList(name)`, "_ = r.recentList", byIptables,
+	},
+	{
+		"iptables: loopback is opened before its guard is written", wrongOrder, modes + "iptables/iptables_linux.go",
+		"\trefused, err := d.differ.Apply(", "\td.localnet.Open(ctx)\n\trefused, err := d.differ.Apply(", byIptables,
 	},
 }
 

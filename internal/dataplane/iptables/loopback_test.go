@@ -13,6 +13,7 @@ import (
 	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/localnet/localnettest"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
@@ -21,156 +22,65 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// guardedHost wraps the programs and the settings of a host. After every change it checks that
-// loopback is not open without a guard, because a daemon may be killed at any point.
-type guardedHost struct {
+// guarded is the programs of a host.
+type guarded struct {
 	ipt.Interface
-	*sysctltest.Fake
-	t      *testing.T
-	others localnet.Traces
-	own    bool // the setting is the administrator's own
-	d      *Dataplane
+	host *localnettest.Host
+	d    *Dataplane
 }
 
-// restart replaces the dataplane by a new one, as after a restart of the daemon.
-func (h *guardedHost) restart() {
-	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: h}
-	h.d = newDataplane(programs, h, mode.Settings{
-		MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4},
-		Others: func(context.Context) (localnet.Traces, error) { return h.others, nil },
-	}, 0)
+func (g *guarded) Open() proxy.Dataplane {
+	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: g}
+	g.d = newDataplane(programs, g.host, mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}, Others: g.host.Traces}, 0)
+	return g.d
 }
 
-func (h *guardedHost) Restore(ctx context.Context, input []byte) error {
-	err := h.Interface.Restore(ctx, input)
-	h.check("a restore")
+func (g *guarded) Restore(ctx context.Context, input []byte) error {
+	err := g.Interface.Restore(ctx, input)
+	g.host.Check("a restore")
 	return err
 }
 
-func (h *guardedHost) Write(name, value string) error {
-	err := h.Fake.Write(name, value)
-	h.check("writing " + value)
-	return err
-}
-
-func (h *guardedHost) check(after string) {
-	h.t.Helper()
-	if !h.own && localnet.IsOn(h) && !h.guarded(localnet.Guard{InForce: true, Noted: true}) && !h.others.Guarded {
-		h.t.Errorf("after %s loopback is open and has no guard with the note", after)
-	}
-}
-
-// guarded reports whether the guard exists and INPUT jumps to its chain.
-func (h *guardedHost) guarded(g localnet.Guard) bool {
-	h.t.Helper()
-	tables, err := h.Save(h.t.Context())
+// Guarded reports whether the guard exists and INPUT jumps to its chain.
+func (g *guarded) Guarded(want localnet.Guard) bool {
+	tables, err := g.Save(g.host.Context())
 	if err != nil {
-		h.t.Fatal(err)
+		g.host.Fatal(err)
 	}
 	saved := indexChains(tables)
 	chain, entry := saved[nodePortFilter], saved[chainRef{filter, "INPUT"}]
-	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(g)) && slices.Contains(entry.Rules, inward)
+	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(want)) && slices.Contains(entry.Rules, inward)
 }
 
 // inward adds the jump from INPUT to the chain of the guard.
 const inward = `-m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS`
 
-func (h *guardedHost) node(opens bool) *proxy.Node {
-	n := *testNode()
-	n.LocalhostNodePorts = true
-	if !opens {
-		n.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	}
-	return &n
+func (g *guarded) Prepare(ctx context.Context, opens bool) error {
+	return g.d.prepare(ctx, opens)
 }
 
-func (h *guardedHost) sync(opens bool) func() error {
-	return func() error {
-		s := plainState(3)
-		s.Node = h.node(opens)
-		return proxytest.Sync(h.t.Context(), h.d, s)
-	}
-}
-
-func (h *guardedHost) apply(opens bool) func() error {
-	return func() error { return proxytest.Apply(h.t.Context(), h.d, &proxy.Delta{Node: h.node(opens)}) }
-}
-
-func (h *guardedHost) prepare(opens bool) func() error {
-	return func() error {
-		defer h.restart()
-		return h.d.prepare(h.t.Context(), opens)
-	}
-}
-
-func (h *guardedHost) killed() error {
-	h.restart()
-	return nil
+func (g *guarded) State(at localnettest.NodePorts) *proxy.State {
+	s := plainState(3)
+	s.Node.LocalhostNodePorts, s.Node.NodePorts = at.Localhost, at.In
+	return s
 }
 
 // flushed has another process flush table filter, after the daemon has ended.
-func (h *guardedHost) flushed() error {
-	h.restart()
-	return h.Interface.Restore(h.t.Context(), []byte("*filter\n-F INPUT\n-F KUBE-NODEPORTS\nCOMMIT\n"))
+func flushed(h *localnettest.Host) error {
+	input := []byte("*filter\n-F INPUT\n-F KUBE-NODEPORTS\nCOMMIT\n")
+	return errors.Join(localnettest.Killed(h), h.Mode.(*guarded).Interface.Restore(h.Context(), input))
 }
 
 // TestLoopbackTransitions goes from every state to every other. Tests of the clean-up cover the
 // removal.
 func TestLoopbackTransitions(t *testing.T) {
-	plain, noted := localnet.Guard{InForce: true}, localnet.Guard{InForce: true, Noted: true}
-	type steps []func() error
-	tests := []struct {
-		name    string
-		setting string
-		others  localnet.Traces
-		refuse  bool
-		steps   func(*guardedHost) steps
-		want    string // of the setting
-		guard   localnet.Guard
-	}{
-		{name: "opened", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(true)} }},
-		{name: "excluded at a restart", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(false)} }},
-		{name: "excluded live", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
-		{name: "included again live", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false), h.apply(true)} }},
-		{name: "the administrator's", setting: "1", want: "1", guard: plain, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(true)} }},
-		{name: "the administrator's, excluded live", setting: "1", want: "1", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
-		{name: "the administrator's, excluded at a restart", setting: "1", want: "1", steps: func(h *guardedHost) steps { return steps{h.sync(false), h.killed, h.sync(false)} }},
-		{name: "the administrator's, included at a restart", setting: "1", want: "1", guard: plain, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false), h.killed, h.sync(true)} }},
-		{name: "flushed, excluded at a restart", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.flushed, h.sync(false)} }},
-		{name: "the nftables mode's", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true)} }},
-		{name: "the nftables mode's, not wanted", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(false)} }},
-		{name: "read-only, excluded live", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
-		{name: "read-only, excluded at a restart", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(false)} }},
-		{name: "prepared", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.prepare(true)} }},
-		{name: "prepared, a daemon that may not write", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.prepare(true), h.sync(true)} }},
-		{name: "prepared where it was excluded", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(false), h.killed, h.prepare(true)} }},
-		{name: "prepared to be excluded", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.prepare(false), h.sync(false)} }},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			h := &guardedHost{
-				Interface: ipttest.NewFake(), Fake: sysctltest.NewFake(map[string]string{localnet.Name: tt.setting}),
-				t: t, others: tt.others, own: tt.setting == "1",
-			}
-			h.restart()
-			for i, step := range tt.steps(h) {
-				if i > 0 && tt.refuse {
-					h.Refuse(localnet.Name, errors.New("read-only file system"))
-				}
-				if err := step(); err != nil {
-					t.Fatalf("step %d: %v", i, err)
-				}
-			}
-			if got, _ := h.Read(localnet.Name); got != tt.want {
-				t.Errorf("the setting is %s, want %s", got, tt.want)
-			}
-			for _, g := range []localnet.Guard{plain, noted} {
-				if h.guarded(g) != (g == tt.guard) {
-					t.Errorf("guard %+v is there: %t", g, !(g == tt.guard))
-				}
-			}
-		})
-	}
+	localnettest.Run(t, func(h *localnettest.Host, setting string) {
+		h.Settings = sysctltest.NewFake(map[string]string{localnet.Name: setting})
+		h.Mode = &guarded{Interface: ipttest.NewFake(), host: h}
+	}, localnettest.History{
+		Name: "flushed, excluded at a restart", Setting: "0", Want: "0",
+		Steps: []localnettest.Step{localnettest.Opened.Sync, flushed, localnettest.Closed.Sync},
+	})
 }
 
 // TestPrepare does what --init-only does, on a host without rules and on one with a daemon's

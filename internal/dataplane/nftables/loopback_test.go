@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -14,85 +13,10 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
-	"sluice/internal/kernel/nft"
-	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/kernel/sysctl"
-	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
-
-// TestRouteLocalnet checks that route_localnet is enabled only if NodePorts are on loopback
-// addresses, and never before the guard is in the kernel.
-func TestRouteLocalnet(t *testing.T) {
-	tests := []struct {
-		name      string
-		localhost bool
-		nodePorts string
-		on        bool
-	}{
-		{"asked for", true, "0.0.0.0/0", true},
-		{"a part of it", true, "127.0.0.0/16", true},
-		{"not asked for", false, "0.0.0.0/0", false},
-		{"not among the addresses", true, "192.0.2.0/24", false},
-	}
-	for _, tt := range tests {
-		for _, byStep := range []bool{false, true} {
-			k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
-			conn := &guardWatcher{Interface: nfttest.NewFake(), settings: k}
-			d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
-			d.localnet = localnet.New(k, nil)
-			s := plainState(1)
-			node := *s.Node
-			node.LocalhostNodePorts, node.NodePorts = tt.localhost, []netip.Prefix{netip.MustParsePrefix(tt.nodePorts)}
-			if !byStep {
-				s.Node = &node
-			}
-			err := proxytest.Sync(t.Context(), d, s)
-			if byStep && err == nil {
-				err = proxytest.Apply(t.Context(), d, &proxy.Delta{Node: &node})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if on, _ := sysctl.ReadInt(k, localnet.Name); on == 1 != tt.on {
-				t.Errorf("%s, by Apply %t: %s is %d", tt.name, byStep, localnet.Name, on)
-			}
-			if tt.on && !conn.guarded {
-				t.Errorf("%s, by Apply %t: route_localnet is on and there is no guard", tt.name, byStep)
-			}
-		}
-	}
-}
-
-// guardWatcher records whether the guard was written while route_localnet was off.
-type guardWatcher struct {
-	nft.Interface
-	settings *sysctltest.Fake
-	guarded  bool
-}
-
-func (b *guardWatcher) Commit(ctx context.Context, batch *nft.Batch) error {
-	for _, op := range batch.Ops {
-		if op.Kind == nft.AddRule && localnet.Noted(op.Rule.Comment) {
-			b.guarded = b.guarded || len(b.settings.Writes()) == 0
-		}
-	}
-	return b.Interface.Commit(ctx, batch)
-}
-
-// TestRouteLocalnetReadOnly checks that a Sync succeeds if route_localnet cannot be written.
-func TestRouteLocalnetReadOnly(t *testing.T) {
-	k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
-	k.Refuse(localnet.Name, errors.New("read-only file system"))
-	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
-	d.localnet = localnet.New(k, nil)
-	s := plainState(1)
-	s.Node.LocalhostNodePorts = true
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Error(err)
-	}
-}
 
 // newLab returns a lab that is closed at the end of the test.
 func newLab(t *testing.T) *lab.Lab {
