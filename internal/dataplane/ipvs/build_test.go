@@ -72,6 +72,14 @@ func (h *host) apply(d *Dataplane, old, cur *proxy.ServicePort) {
 	}
 }
 
+// do does to a server what another program would do.
+func (h *host) do(o ipvs.Op) {
+	h.t.Helper()
+	if refused, err := h.servers.Do(h.t.Context(), []ipvs.Op{o}); len(refused) > 0 || err != nil {
+		h.t.Fatal(refused, err)
+	}
+}
+
 // reals returns the weights of a virtual server's real servers; nil: there is no
 // such server.
 func (h *host) reals(s ipvs.Server) map[string]uint32 {

@@ -84,8 +84,8 @@ func TestInspectDiffers(t *testing.T) {
 				if err := tt.meddle(h); err != nil {
 					t.Fatal(err)
 				}
-			} else if refused, err := h.servers.Do(t.Context(), []ipvs.Op{tt.op}); err != nil || len(refused) > 0 {
-				t.Fatal(refused, err)
+			} else {
+				h.do(tt.op)
 			}
 			got, err := d.inspectServers(t.Context(), sp.Key)
 			if err != nil || 2*len(got.Differences) != len(tt.want) {

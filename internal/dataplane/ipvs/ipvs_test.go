@@ -318,9 +318,7 @@ func TestForeignServers(t *testing.T) {
 	theirs, mine := service(1, proxy.TCP, one), service(2, proxy.TCP, two)
 	far := ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("192.0.2.1:80")}
 	for _, s := range []ipvs.Server{at(theirs), far} {
-		if refused, err := h.servers.Do(t.Context(), []ipvs.Op{{Server: s, Settings: ipvs.Settings{Scheduler: "wrr"}}}); len(refused) > 0 || err != nil {
-			t.Fatal(refused, err)
-		}
+		h.do(ipvs.Op{Server: s, Settings: ipvs.Settings{Scheduler: "wrr"}})
 	}
 	want := "ns/10.96.0.1/TCP/IPv4: IPVS virtual server TCP 10.96.0.1:80 belongs to another program, since its address is not on link kube-ipvs0: " +
 		"delete it, or change the Service"
@@ -341,9 +339,7 @@ func TestForeignServers(t *testing.T) {
 	h.sync(d, mine)
 	d.foreign = nil
 	check(proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: theirs}}}))
-	if refused, err := h.servers.Do(t.Context(), []ipvs.Op{{Verb: ipvs.Delete, Server: at(theirs)}}); len(refused) > 0 || err != nil {
-		t.Fatal(refused, err)
-	}
+	h.do(ipvs.Op{Verb: ipvs.Delete, Server: at(theirs)})
 	h.apply(d, nil, theirs)
 	h.wantReals(at(theirs), map[string]uint32{one: 1})
 }
@@ -354,13 +350,7 @@ func TestForeignServerAtAnotherPort(t *testing.T) {
 	h := newHost(t)
 	row := service(1, proxy.TCP, one)
 	theirs := ipvs.Server{Protocol: 6, Addr: netip.AddrPortFrom(row.Frontends[0].Addr.Addr(), 9999)}
-	do := func(o ipvs.Op) {
-		t.Helper()
-		if refused, err := h.servers.Do(t.Context(), []ipvs.Op{o}); len(refused) > 0 || err != nil {
-			t.Fatal(refused, err)
-		}
-	}
-	do(ipvs.Op{Server: theirs, Settings: ipvs.Settings{Scheduler: "wrr"}})
+	h.do(ipvs.Op{Server: theirs, Settings: ipvs.Settings{Scheduler: "wrr"}})
 	var d *Dataplane
 	for i := range 4 {
 		if i%2 == 0 {
@@ -374,7 +364,7 @@ func TestForeignServerAtAnotherPort(t *testing.T) {
 		h.wantReals(at(row), nil)
 		h.wantAddresses(aliasNames...)
 	}
-	do(ipvs.Op{Verb: ipvs.Delete, Server: theirs})
+	h.do(ipvs.Op{Verb: ipvs.Delete, Server: theirs})
 	h.sync(d, row)
 	h.wantReals(at(row), map[string]uint32{one: 1})
 }
@@ -415,7 +405,6 @@ func TestStale(t *testing.T) {
 	h.wantAddresses("10.96.0.2", "10.96.1.0", aliasNames[0], aliasNames[1])
 }
 
-// TestForeignChanges are undone by Sync, and an Apply that meets one asks for it.
 // TestRefusedRowLeavesNothing has one of a row's frontends refused: there is nothing of
 // the others, and nothing goes of its earlier form.
 func TestRefusedRowLeavesNothing(t *testing.T) {
@@ -423,9 +412,7 @@ func TestRefusedRowLeavesNothing(t *testing.T) {
 	d := h.open(mode.IPVS{})
 	old, theirs := service(1, proxy.TCP, one), service(2, proxy.TCP, two)
 	h.sync(d, old)
-	if refused, err := h.servers.Do(t.Context(), []ipvs.Op{{Server: at(theirs), Settings: ipvs.Settings{Scheduler: "wrr"}}}); len(refused) > 0 || err != nil {
-		t.Fatal(refused, err)
-	}
+	h.do(ipvs.Op{Server: at(theirs), Settings: ipvs.Settings{Scheduler: "wrr"}})
 	free := service(3, proxy.TCP, one)
 	moved := *old
 	moved.Frontends = []proxy.Frontend{free.Frontends[0], theirs.Frontends[0]}
@@ -440,14 +427,13 @@ func TestRefusedRowLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestForeignChanges are undone by Sync, and an Apply that meets one asks for it.
 func TestForeignChanges(t *testing.T) {
 	h := newHost(t)
 	d := h.open(mode.IPVS{})
 	sp := service(1, proxy.TCP, one, two)
 	h.sync(d, sp)
-	if refused, err := h.servers.Do(t.Context(), []ipvs.Op{{Verb: ipvs.Delete, Server: at(sp)}}); len(refused) > 0 || err != nil {
-		t.Fatal(refused, err)
-	}
+	h.do(ipvs.Op{Verb: ipvs.Delete, Server: at(sp)})
 	more := service(1, proxy.TCP, one, two, three)
 	err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: sp, New: more}}})
 	if !errors.Is(err, proxy.ErrNeedSync) {

@@ -37,12 +37,8 @@ func TestRenderDiff(t *testing.T) {
 		t.Errorf("a host that is right:\n%s", out)
 	}
 	gone, wrong := web.Cluster[1].Addr, web.Cluster[0].Addr
-	if _, err := h.servers.Do(t.Context(), []ipvs.Op{
-		{Verb: ipvs.Delete, Server: at(web), Real: ipvs.Real{Addr: gone}},
-		{Verb: ipvs.Set, Server: at(web), Real: ipvs.Real{Addr: wrong, Weight: 7}},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.do(ipvs.Op{Verb: ipvs.Delete, Server: at(web), Real: ipvs.Real{Addr: gone}})
+	h.do(ipvs.Op{Verb: ipvs.Set, Server: at(web), Real: ipvs.Real{Addr: wrong, Weight: 7}})
 	h.link.Add(web.Frontends[0].Addr.Addr().Next().Next())
 	const want = `# addresses of link kube-ipvs0
 - ip address add 10.96.0.3/32 dev kube-ipvs0

@@ -93,6 +93,25 @@ func (n *node) apply(t *testing.T, s *proxy.State, rows ...*proxy.ServicePort) p
 	return refused
 }
 
+// accept applies rows, none of which may be refused.
+func (n *node) accept(t *testing.T, s *proxy.State, rows ...*proxy.ServicePort) {
+	t.Helper()
+	if refused := n.apply(t, s, rows...); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+}
+
+// shows expects texts in the description of the objects.
+func (n *node) shows(t *testing.T, want ...string) {
+	t.Helper()
+	text := strings.Join(n.Objects(), "\n")
+	for _, w := range want {
+		if !strings.Contains(text, w) {
+			t.Errorf("there is no %q:\n%s", w, text)
+		}
+	}
+}
+
 // wantCalls compares the calls of HNS since the last time.
 func (n *node) wantCalls(t *testing.T, what string, want hnstest.Count) {
 	t.Helper()
@@ -188,11 +207,7 @@ func TestRestart(t *testing.T) {
 		t.Run(network.Type, func(t *testing.T) {
 			n := newChecked(t, network)
 			n.sync(t, lively())
-			for _, text := range []string{"32000", "10256"} {
-				if !strings.Contains(strings.Join(n.Objects(), "\n"), text) {
-					t.Errorf("nobody answers health checks at port %s:\n%s", text, strings.Join(n.Objects(), "\n"))
-				}
-			}
+			n.shows(t, "32000", "10256") // ports that answer health checks
 			n.Dataplane = n.open(n.options)
 			n.Sync(t.Context(), lively())
 			n.wantCalls(t, "a restart", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
@@ -239,15 +254,11 @@ func TestPodComesLate(t *testing.T) {
 		if len(refused) != 1 || !strings.Contains(refused[service(1).Key].Error(), "no HNS endpoint: 10.0.0.1 on network pods") {
 			t.Errorf("refused %v", refused)
 		}
-		if got := strings.Join(n.Objects(), "\n"); !strings.Contains(got, "10.96.0.1:80 protocol 6 to [10.1.0.1 10.1.0.2]") {
-			t.Errorf("the others are not served:\n%s", got)
-		}
+		n.shows(t, "10.96.0.1:80 protocol 6 to [10.1.0.1 10.1.0.2]")
 	}
 	n.fake.Reset()
 	n.runPod(t.Context(), pod)
-	if refused := n.apply(t, s, s.Rows[service(1).Key]); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
+	n.accept(t, s, s.Rows[service(1).Key])
 	n.wantCalls(t, "the pod is there", hnstest.Count{"CreateEndpoint": 1, "Endpoints": 1, "UpdateLoadBalancer": 1})
 	n.wantFresh(t, s)
 }
@@ -262,9 +273,7 @@ func TestPodIsReplaced(t *testing.T) {
 	}
 	n.runPod(t.Context(), pod)
 	n.fake.Reset()
-	if refused := n.apply(t, s, service(1, "10.0.0.1:80", "10.1.0.1:80")); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
+	n.accept(t, s, service(1, "10.0.0.1:80", "10.1.0.1:80"))
 	n.wantFresh(t, s)
 }
 
@@ -290,16 +299,9 @@ func refuses(t *testing.T, at netip.Addr, no error) {
 		}
 		got, err = n.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{service(1).Key}})
 	}
-	text := strings.Join(n.Objects(), "\n")
-	for _, want := range []string{"2.0.0.1:80", "30001", "1.0.0.2:80", "2.0.0.2:80", "10.96.0.2:80", "30002"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%s is not served:\n%s", want, text)
-		}
-	}
+	n.shows(t, "2.0.0.1:80", "30001", "1.0.0.2:80", "2.0.0.2:80", "10.96.0.2:80", "30002")
 	n.fake.Refuse(at, nil)
-	if got := n.apply(t, s, s.Rows[service(1).Key]); len(got) > 0 {
-		t.Errorf("still refused: %v", got)
-	}
+	n.accept(t, s, s.Rows[service(1).Key])
 	n.wantFresh(t, s)
 }
 
@@ -348,9 +350,7 @@ func TestDeleteFailsOnce(t *testing.T) {
 	n.sync(t, s)
 	for _, row := range []*proxy.ServicePort{sticky, service(1)} {
 		h.fails = 1
-		if refused := n.apply(t, s, row); len(refused) > 0 {
-			t.Errorf("refused %v", refused)
-		}
+		n.accept(t, s, row)
 	}
 }
 
@@ -367,9 +367,7 @@ func TestSyncFailsToDelete(t *testing.T) {
 	if refused, err := n.Sync(t.Context(), s); err != nil || len(refused) != 1 {
 		t.Errorf("refused %v, error %v", refused, err)
 	}
-	if refused := n.apply(t, s, service(2, "10.1.0.1:80")); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
+	n.accept(t, s, service(2, "10.1.0.1:80"))
 	n.wantFresh(t, s)
 }
 
@@ -652,9 +650,7 @@ func TestModifyUnsupported(t *testing.T) {
 	n.service = h
 	n.sync(t, s)
 	for _, to := range []string{"10.1.0.1:80", "10.1.0.2:80"} {
-		if refused := n.apply(t, s, service(1, to)); len(refused) > 0 {
-			t.Errorf("refused %v", refused)
-		}
+		n.accept(t, s, service(1, to))
 		n.wantFresh(t, s)
 		n.sync(t, s)
 	}
@@ -782,12 +778,8 @@ func TestFlush(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if refused := n.apply(t, s, service(1, "10.1.0.2:80")); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
-	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "10.96.0.1:80 protocol 6 to [10.1.0.2]") {
-		t.Errorf("the row that changed is not served:\n%s", text)
-	}
+	n.accept(t, s, service(1, "10.1.0.2:80"))
+	n.shows(t, "10.96.0.1:80 protocol 6 to [10.1.0.2]")
 	n.wantFresh(t, s)
 }
 
@@ -834,12 +826,7 @@ func TestMovedSubnet(t *testing.T) {
 	moved.Remote = append(moved.Remote, hns.RemoteSubnet{Prefix: netip.MustParsePrefix("10.3.0.0/16"), Provider: netip.MustParseAddr("192.168.0.10")})
 	n.fake.SetNetwork(moved)
 	n.sync(t, s)
-	text := strings.Join(n.Objects(), "\n")
-	for _, want := range []string{"[10.1.0.1] 02-11-0a-01-00-01 on 192.168.0.9", "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10", "from 10.0.0.250"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("there is no %q:\n%s", want, text)
-		}
-	}
+	n.shows(t, "[10.1.0.1] 02-11-0a-01-00-01 on 192.168.0.9", "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10", "from 10.0.0.250")
 }
 
 // TestNewSubnet adds an endpoint on a new node: the network is read again.
@@ -852,9 +839,7 @@ func TestNewSubnet(t *testing.T) {
 	n.fake.SetNetwork(more)
 	n.apply(t, s, service(1, "10.1.0.1:80", "10.3.0.1:80"))
 	n.wantCalls(t, "a node comes", hnstest.Count{"Network": 1, "CreateEndpoint": 1, "UpdateLoadBalancer": 1})
-	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10") {
-		t.Errorf("the pod is not at its node:\n%s", text)
-	}
+	n.shows(t, "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10")
 }
 
 // TestClusterIPAsEndpoint has an EndpointSlice with the ClusterIP of another Service. On an overlay
@@ -877,24 +862,15 @@ func TestClusterIPAsEndpoint(t *testing.T) {
 			if err != nil || len(refused) != 1 || !strings.Contains(refused[thief.Key].Error(), "a ClusterIP cannot be an endpoint: 10.96.0.2") {
 				t.Errorf("refused %v, error %v", refused, err)
 			}
-			text := strings.Join(n.Objects(), "\n")
-			for _, want := range []string{"endpoint remote [10.96.0.2] 00-15-5d-00-00-01 on 192.168.0.2", "10.96.0.1:80 protocol 6 to [10.1.0.1]", "10.96.0.2:80 protocol 6 to [10.1.0.2]"} {
-				if !strings.Contains(text, want) {
-					t.Errorf("there is no %q:\n%s", want, text)
-				}
-			}
+			n.shows(t, "endpoint remote [10.96.0.2] 00-15-5d-00-00-01 on 192.168.0.2", "10.96.0.1:80 protocol 6 to [10.1.0.1]", "10.96.0.2:80 protocol 6 to [10.1.0.2]")
 			n.apply(t, s, service(1, "10.1.0.1:80"))
-			if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "[10.96.0.2]") {
-				t.Errorf("the endpoint of the ClusterIP went with the other Service's:\n%s", text)
-			}
+			n.shows(t, "[10.96.0.2]")
 			n.apply(t, s, thief)
 			delete(s.Rows, owner.Key)
 			if _, err := n.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{owner.Key}}); err != nil {
 				t.Fatal(err)
 			}
-			if refused := n.apply(t, s, thief); len(refused) > 0 {
-				t.Errorf("without the other Service: refused %v", refused)
-			}
+			n.accept(t, s, thief)
 		})
 	}
 }
@@ -923,12 +899,8 @@ func TestRefusedClusterIP(t *testing.T) {
 		t.Errorf("refused %v; want the row", refused)
 	}
 	p.no = netip.Addr{}
-	if refused := n.apply(t, s, s.Rows[service(1).Key]); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
-	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "endpoint remote [10.96.0.1]") {
-		t.Errorf("the endpoint of the ClusterIP is not there:\n%s", text)
-	}
+	n.accept(t, s, s.Rows[service(1).Key])
+	n.shows(t, "endpoint remote [10.96.0.1]")
 }
 
 // TestPodMovesHere moves a pod's address to this node: its local endpoint is used, and the remote
@@ -943,9 +915,7 @@ func TestPodMovesHere(t *testing.T) {
 		t.Errorf("refused %v; want the Service of the pod that has no endpoint yet", refused)
 	}
 	n.pods[pod] = n.runPod(t.Context(), pod)
-	if refused := n.apply(t, s, here); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
+	n.accept(t, s, here)
 	n.wantFresh(t, s)
 }
 
@@ -959,9 +929,7 @@ func TestPodMovesAway(t *testing.T) {
 	}
 	n.fake.Reset()
 	away.Cluster[0].Local, away.Local = false, nil
-	if refused := n.apply(t, s, away); len(refused) > 0 {
-		t.Errorf("refused %v", refused)
-	}
+	n.accept(t, s, away)
 	n.wantCalls(t, "it moves", hnstest.Count{"Endpoints": 1, "CreateEndpoint": 1, "UpdateLoadBalancer": 1})
 	n.wantFresh(t, s)
 }
@@ -971,9 +939,7 @@ func TestSource(t *testing.T) {
 	for to, want := range map[string]netip.Addr{"10.0.0.1:80": source, "10.1.0.1:80": source, "192.168.0.3:80": host, "8.8.8.8:80": host} {
 		n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
 		n.sync(t, stateOf(service(1, to)))
-		if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "from "+want.String()) {
-			t.Errorf("an endpoint %s does not see %v:\n%s", to, want, text)
-		}
+		n.shows(t, "from "+want.String())
 	}
 }
 
