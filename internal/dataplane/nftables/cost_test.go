@@ -23,121 +23,58 @@ func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	return d, fake
 }
 
-// TestCostOfReplacingOneEndpoint checks that the cost depends on the change, not on the
-// number of Services.
-func TestCostOfReplacingOneEndpoint(t *testing.T) {
-	for _, n := range []int{100, proxytest.Many(30_000)} {
-		d, fake := synced(t, n)
-		delta := &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
-		if err := proxytest.Apply(context.Background(), d, delta); err != nil {
-			t.Fatal(err)
-		}
-		c := fake.Reset()
-		if c.Elements() > 4 || c.Others() != 0 || c.Lists != 0 || c.Commits != 1 {
-			t.Errorf("%d Services: %d element operations, %d others, %d lists, %d commits; want at most 4, 0, 0, 1",
-				n, c.Elements(), c.Others(), c.Lists, c.Commits)
-		}
-	}
-}
-
-// TestCostOfAddingAService checks that the number of operations does not depend on the
-// number of Services.
-func TestCostOfAddingAService(t *testing.T) {
-	var first int
-	for _, n := range []int{100, proxytest.Many(30_000)} {
-		d, fake := synced(t, n)
-		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}); err != nil {
-			t.Fatal(err)
-		}
-		c := fake.Reset()
-		if c.Elements() != 12 || c.Others() != 0 || c.Lists != 0 {
-			t.Errorf("%d Services: %d element operations, %d others, %d lists; want 12, 0, 0", n, c.Elements(), c.Others(), c.Lists)
-		}
-		if first == 0 {
-			first = c.Elements()
-		}
-		if c.Elements() != first {
-			t.Errorf("%d Services: %d element operations, %d at the smaller size", n, c.Elements(), first)
-		}
-	}
-}
-
-// TestCostOfRemovingAnEndpoint fills the gap with the endpoint of the last slot.
-func TestCostOfRemovingAnEndpoint(t *testing.T) {
-	d, fake := synced(t, 1000)
-	old := plainRow(50, 10, 0)
-	cur := plainRow(50, 9, 0)
-	cur.Cluster[3] = old.Cluster[9]
-	if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
-		t.Fatal(err)
-	}
-	if c := fake.Reset(); c.Elements() != 6 || c.Lists != 0 {
-		t.Errorf("%d element operations, %d lists; want 6 (a slot moved, one freed, the count changed, a class is new) and 0", c.Elements(), c.Lists)
-	}
-}
-
-// TestCostOfAffinity replaces an endpoint on this node of a Service with session affinity,
-// which is in both lists. Whatever the number of Services, each list of each frontend takes
-// two operations for its id and two for the endpoint.
-func TestCostOfAffinity(t *testing.T) {
-	row := func(shift int) *proxy.ServicePort {
+// TestCosts checks that the cost of a change depends on the change, not on the number of Services,
+// that it lists nothing, and that a Sync writes nothing if nothing differs.
+func TestCosts(t *testing.T) {
+	// The endpoint of the last slot fills the gap: a slot moves, one is freed, the count changes, and
+	// the class is new.
+	less := plainRow(51, 9, 0)
+	less.Cluster[3] = plainRow(51, 10, 0).Cluster[9]
+	// An endpoint on this node is in both lists. Each list of each frontend takes two operations for
+	// its id and two for the endpoint.
+	sticky := func(shift int) *proxy.ServicePort {
 		sp := stickyRow(shift, 1)
 		sp.Cluster = append(sp.Cluster, stickyRow(1<<20, 9).Cluster...)
 		sp.Local, sp.External = sp.Cluster[:2], proxy.ScopeLocal
 		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
 		return sp
 	}
+	plain, draining, node := plainRow(52, 10, 0), plainRow(52, 10, 0), testNode() // conntrack alone minds who drains
+	draining.Draining, node.MasqueradeAll = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}, true
+	to := func(old, cur *proxy.ServicePort) *proxy.Delta {
+		return &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}
+	}
 	for _, n := range []int{100, proxytest.Many(30_000)} {
 		d, fake := synced(t, n)
-		for _, u := range []proxy.Upsert{{Old: plainRow(0, 10, 0), New: row(0)}, {Old: row(0), New: row(50)}} {
-			fake.Reset()
-			if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if c := fake.Reset(); c.Elements() != 3*4 || c.Others() != 0 || c.Lists != 0 || c.Commits != 1 {
-			t.Errorf("%d Services: %d element operations, %d others, %d lists, %d commits; want 12, 0, 0, 1",
-				n, c.Elements(), c.Others(), c.Lists, c.Commits)
-		}
-	}
-}
-
-// TestCostOfUnchangedSync checks that a Sync writes nothing if nothing differs.
-func TestCostOfUnchangedSync(t *testing.T) {
-	d, fake := synced(t, 1000)
-	if err := proxytest.Sync(context.Background(), d, plainState(1000)); err != nil {
-		t.Fatal(err)
-	}
-	if c := fake.Reset(); len(c.Ops) != 0 {
-		t.Errorf("Sync without a difference made %v", c.Ops)
-	}
-}
-
-// TestCostOfNodeChange checks that a change of the node rewrites only constant chains.
-func TestCostOfNodeChange(t *testing.T) {
-	d, fake := synced(t, 1000)
-	node := testNode()
-	node.MasqueradeAll = true
-	if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Node: node}); err != nil {
-		t.Fatal(err)
-	}
-	if c := fake.Reset(); c.Elements() != 0 || c.Others() > 10 || c.Others() == 0 {
-		t.Errorf("masqueradeAll made %v", c.Ops)
-	}
-}
-
-// TestCostOfDrainingEndpoints checks that endpoints which matter only to connection tracking
-// cost nothing.
-func TestCostOfDrainingEndpoints(t *testing.T) {
-	d, fake := synced(t, 100)
-	old, cur := plainRow(50, 10, 0), plainRow(50, 10, 0)
-	cur.Draining = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}
-	for _, u := range []proxy.Upsert{{Old: old, New: cur}, {Old: cur, New: old}} {
-		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+		if err := proxytest.Sync(t.Context(), d, plainState(n)); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if c := fake.Reset(); len(c.Ops) != 0 || c.Lists != 0 || c.Commits != 0 {
-		t.Errorf("draining endpoints made %v, %d lists, %d commits", c.Ops, c.Lists, c.Commits)
+		if c := fake.Reset(); len(c.Ops) != 0 {
+			t.Errorf("%d Services: a Sync without a difference made %v", n, c.Ops)
+		}
+		for _, tt := range []struct {
+			name                   string
+			step                   *proxy.Delta
+			elements, few, commits int
+			many                   int // operations on chains and rules, a few at least
+		}{
+			{"an endpoint is replaced", to(plainRow(50, 10, 0), plainRow(50, 10, 1<<20)), 2, 0, 1, 0},
+			{"a Service comes", to(nil, plainRow(n, 10, 0)), 12, 0, 1, 0},
+			{"an endpoint goes", to(plainRow(51, 10, 0), less), 6, 1, 1, 10},
+			{"a Service gets affinity", to(plainRow(0, 10, 0), sticky(0)), 64, 1, 1, 40},
+			{"an endpoint with affinity is replaced", to(sticky(0), sticky(50)), 3 * 4, 0, 1, 0},
+			{"an endpoint drains", to(plain, draining), 0, 0, 0, 0},
+			{"an endpoint drains no more", to(draining, plain), 0, 0, 0, 0},
+			{"masqueradeAll, in constant chains", &proxy.Delta{Node: node}, 0, 1, 1, 10},
+		} {
+			if err := proxytest.Apply(t.Context(), d, tt.step); err != nil {
+				t.Fatal(err)
+			}
+			c := fake.Reset()
+			if c.Elements() != tt.elements || c.Others() < tt.few || c.Others() > tt.many || c.Lists != 0 || c.Commits != tt.commits {
+				t.Errorf("%d Services, %s: %d element operations, %d others, %d lists, %d commits; want %d, %d to %d, 0, %d",
+					n, tt.name, c.Elements(), c.Others(), c.Lists, c.Commits, tt.elements, tt.few, tt.many, tt.commits)
+			}
+		}
 	}
 }
