@@ -234,21 +234,6 @@ func TestAfterUserspace(t *testing.T) {
 	h.wantReals(at(row), map[string]uint32{one: 1})
 }
 
-// TestPolicyLocal has IPVS choose for clients elsewhere, among this node's endpoints.
-func TestPolicyLocal(t *testing.T) {
-	h := newHost(t)
-	d := h.open(mode.IPVS{})
-	row, all := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one, two)
-	row.Frontends[0].Kind, row.External, all.Frontends[0].Kind = proxy.LoadBalancer, proxy.ScopeLocal, proxy.LoadBalancer
-	row.Local = row.Cluster[:1]
-	h.sync(d, row)
-	h.wantReals(at(row), map[string]uint32{one: 1})
-	h.apply(d, row, all)
-	h.wantReals(at(row), map[string]uint32{one: 1, two: 1})
-	h.apply(d, all, row)
-	h.wantReals(at(row), map[string]uint32{one: 1, two: 0})
-}
-
 // TestRestartDrainsOn has another daemon find what drains.
 func TestRestartDrainsOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -443,20 +428,6 @@ func TestForeignChanges(t *testing.T) {
 	h.wantReals(at(sp), map[string]uint32{one: 1, two: 1, three: 1})
 }
 
-// TestAddressesOfTheHost stay with the rules: other ports there are not ours.
-func TestAddressesOfTheHost(t *testing.T) {
-	h := newHost(t)
-	sp := service(1, proxy.TCP, one)
-	own := netip.MustParseAddr("192.168.0.2")
-	h.other = []netip.Addr{own}
-	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: netip.AddrPortFrom(own, 80)},
-		proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(proxy.IPv4.Unspecified(), 30080)})
-	h.sync(h.open(mode.IPVS{}), sp)
-	h.wantAddresses("10.96.0.1", aliasNames[0], aliasNames[1])
-	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("192.168.0.2:80")}, nil)
-	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("192.0.0.8:30080")}, map[string]uint32{one: 1})
-}
-
 // TestSchedulers says how rows become settings.
 func TestSchedulers(t *testing.T) {
 	plain, sticky, weighted, hashed := service(1, proxy.TCP, one, two), service(2, proxy.TCP, one), service(3, proxy.TCP, one, two), service(4, proxy.TCP, one)
@@ -494,17 +465,6 @@ func TestAffinityChanges(t *testing.T) {
 		}
 		h.wantReals(at(plain), map[string]uint32{one: 1, two: 1})
 	}
-}
-
-// TestNodePortAliases has the virtual server of a NodePort at the alias of its family.
-func TestNodePortAliases(t *testing.T) {
-	h := newHost(t)
-	row := service(1, proxy.TCP, "[fd00:10::1]:8080")
-	row.Key.Family = proxy.IPv6
-	row.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv6Unspecified(), 30080)}}
-	h.sync(h.open(mode.IPVS{}), row)
-	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("[100::8]:30080")}, map[string]uint32{"[fd00:10::1]:8080": 1})
-	h.wantReals(ipvs.Server{Protocol: 6, Addr: netip.MustParseAddrPort("192.0.0.8:30080")}, nil)
 }
 
 // TestSettings are noted on the link, put back when they are not wanted any more
