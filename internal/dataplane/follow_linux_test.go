@@ -32,12 +32,7 @@ func TestBesideUserspace(t *testing.T) {
 	}
 	for _, name := range []config.ProxyMode{config.NFTables, config.IPTables} {
 		t.Run(string(name), func(t *testing.T) {
-			lab.Require(t)
-			l, err := lab.New(lab.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
+			l := lab.ForTest(t, lab.Config{})
 			var flows []traffic.Flow
 			for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
 				to := netip.AddrPortFrom(vip, 81)

@@ -66,11 +66,7 @@ type testbed struct {
 }
 
 func newTestbed(t *testing.T, m Mode, f proxy.Family) *testbed {
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lab.ForTest(t, lab.Config{})
 	b := &testbed{T: t, lab: l, family: f}
 	for i := range endpoints + 1 {
 		b.pods = append(b.pods, b.addr("10.0.0.%d", "fd00:10::%d", 20+i))
@@ -98,7 +94,6 @@ func newTestbed(t *testing.T, m Mode, f proxy.Family) *testbed {
 	t.Cleanup(func() {
 		b.must(end())
 		b.must(l.Node().Do(b.dp.Close))
-		b.must(l.Close())
 	})
 	return b
 }

@@ -18,21 +18,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func newLab(t *testing.T) *lab.Lab {
-	t.Helper()
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("close lab: %v", err)
-		}
-	})
-	return l
-}
-
 // place is a host of the test lab with one address of each family.
 type place struct {
 	host  *lab.Host
@@ -76,7 +61,7 @@ func probe(t *testing.T, h *lab.Host, f traffic.Flow) traffic.Seen {
 }
 
 func TestEveryHostReachesEveryOther(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	all := places(t, l)
 	for to, server := range all {
 		for _, f := range proxy.Families {
@@ -103,7 +88,7 @@ func TestEveryHostReachesEveryOther(t *testing.T) {
 }
 
 func TestTheOutsideAnswersForAnyAddress(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	all := places(t, l)
 	for _, text := range []string{"1.2.3.4:80", "172.30.0.1:80", "[2001:db8:ff::4]:80", "[fd00:172:30::41]:80"} {
 		at := netip.MustParseAddrPort(text)
@@ -127,7 +112,7 @@ func TestTheOutsideAnswersForAnyAddress(t *testing.T) {
 }
 
 func TestFates(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	all := places(t, l)
 	patience := 300 * time.Millisecond
 	for _, f := range proxy.Families {
@@ -150,7 +135,7 @@ func TestFates(t *testing.T) {
 }
 
 func TestAPodIsUsedAgain(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	first, second := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.9")
 	a, err := l.AddPod("a", first)
 	if err != nil {
@@ -218,7 +203,7 @@ func TestCgroup(t *testing.T) {
 }
 
 func TestAProcessStartsInsideItsHost(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	pod, err := l.AddPod("pod", netip.MustParseAddr("10.0.0.2"))
 	if err != nil {
 		t.Fatal(err)
@@ -238,12 +223,7 @@ func TestAProcessStartsInsideItsHost(t *testing.T) {
 }
 
 func BenchmarkProbe(b *testing.B) {
-	lab.Require(b)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
+	l := lab.ForTest(b, lab.Config{})
 	pod, err := l.AddPod("pod", netip.MustParseAddr("10.0.0.2"))
 	if err != nil {
 		b.Fatal(err)

@@ -46,3 +46,19 @@ func Require(tb testing.TB) {
 		tb.Fatalf("the lab needs network namespaces: %v", err)
 	}
 }
+
+// ForTest creates a lab that is closed at the end of the test. It begins with Require.
+func ForTest(tb testing.TB, c Config) *Lab {
+	tb.Helper()
+	Require(tb)
+	l, err := New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			tb.Errorf("close lab: %v", err)
+		}
+	})
+	return l
+}

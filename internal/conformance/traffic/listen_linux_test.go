@@ -21,11 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestListenEverywhere asks a listener on every address, by Ask and by Probe.
 func TestListenEverywhere(t *testing.T) {
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lab.ForTest(t, lab.Config{})
 	pod, err := l.AddPod("pod", netip.MustParseAddr("10.0.0.2"))
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +32,7 @@ func TestListenEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(sink.Close(), l.Close()); err != nil {
+		if err := sink.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -83,17 +79,13 @@ func TestListenEverywhere(t *testing.T) {
 // TestSCTPIsTheKernels finds a listener among the kernel's own SCTP endpoints,
 // where the kernel has any.
 func TestSCTPIsTheKernels(t *testing.T) {
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lab.ForTest(t, lab.Config{})
 	ln, err := l.Node().Listen(proxy.SCTP, netip.MustParseAddrPort("192.168.0.2:8080"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(ln.Close(), l.Close()); err != nil {
+		if err := ln.Close(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -27,12 +27,7 @@ func everySocket(p proxy.Protocol, f proxy.Family) (out []traffic.Socket) {
 
 // TestProbeByEverySocket makes flows by sockets of all kinds, and looks at them.
 func TestProbeByEverySocket(t *testing.T) {
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := lab.ForTest(t, lab.Config{})
 	for f, addrs := range [...][2]string{proxy.IPv4: {"10.0.0.2", "10.0.0.1"}, proxy.IPv6: {"fd00:10::2", "fd00:10::1"}} {
 		server, client := netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1])
 		pod, err := l.AddPod("pod", server)
@@ -74,15 +69,10 @@ func TestProbeByEverySocket(t *testing.T) {
 
 // TestProbeMindsWhoAnswers has another port answer a datagram.
 func TestProbeMindsWhoAnswers(t *testing.T) {
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := lab.ForTest(t, lab.Config{})
 	at := netip.MustParseAddrPort("10.0.0.1:8080")
 	var asked, other *net.UDPConn
-	err = l.Node().Do(func() (err error) {
+	err := l.Node().Do(func() (err error) {
 		if asked, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)); err == nil {
 			other, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at.Addr(), 8081)))
 		}

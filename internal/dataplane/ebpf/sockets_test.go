@@ -55,10 +55,7 @@ func newHost(t *testing.T) *host {
 		t.Fatal(err)
 	}
 	h.EBPF.BPFRoot = filepath.Join(bpffs(t), "sluice")
-	if h.lab, err = lab.New(lab.Config{Cgroup: h.EBPF.CgroupRoot}); err != nil {
-		t.Fatal(err)
-	}
-	h.cleanup(h.lab.Close)
+	h.lab = lab.ForTest(t, lab.Config{Cgroup: h.EBPF.CgroupRoot})
 	h.client = h.pod("10.0.0.10")
 	for _, a := range pods {
 		at := h.pod(a.Addr().String())

@@ -195,18 +195,9 @@ func TestPrepareUnreadable(t *testing.T) {
 // Packets of a neighbouring host do not, whatever their source, be it to the NodePort or to a
 // socket.
 func TestLoopbackIsGuarded(t *testing.T) {
-	lab.Require(t)
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
-			l, err := lab.New(lab.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := l.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			l := lab.ForTest(t, lab.Config{})
 			in := serveLoopback(t, l.Node(), v)
 			nodePort, socket := netip.MustParseAddrPort("127.0.0.1:1025"), netip.MustParseAddrPort("127.0.0.1:4001")
 			conformance.ForgeLoopback(t, l.Outside())

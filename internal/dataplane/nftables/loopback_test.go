@@ -18,22 +18,6 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// newLab returns a lab that is closed at the end of the test.
-func newLab(t *testing.T) *lab.Lab {
-	t.Helper()
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
-}
-
 // TestGuardDropsLoopbackAddresses sends datagrams with loopback addresses over a link to a
 // node that has NodePorts on loopback. Only the last one, which has no loopback address,
 // may arrive; without the guard, forged ones do, too.
@@ -53,7 +37,7 @@ func TestGuardDropsLoopbackAddresses(t *testing.T) {
 		{"with rules", true, []string{"honest"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLab(t)
+			l := lab.ForTest(t, lab.Config{})
 			conformance.ForgeLoopback(t, l.Outside())
 			var in net.PacketConn
 			if err := l.Node().Do(func() (err error) {

@@ -18,7 +18,7 @@ import (
 // TestRefuseWithReset connects to a Service without endpoints more often than the kernel
 // sends ICMP errors. A client that gets no answer waits until it retransmits its SYN.
 func TestRefuseWithReset(t *testing.T) {
-	l := newLab(t)
+	l := lab.ForTest(t, lab.Config{})
 	pods := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00:10::9")}
 	pod, err := l.AddPod("pod", pods...)
 	if err != nil {

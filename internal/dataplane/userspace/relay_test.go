@@ -54,17 +54,14 @@ func relaySettings() mode.Relay {
 
 func newNode(t *testing.T, relay mode.Relay) *testNode {
 	t.Helper()
-	lab.Require(t)
-	l, err := lab.New(lab.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lab.ForTest(t, lab.Config{})
 	n := &testNode{T: t, lab: l}
 	t.Cleanup(func() {
-		if err := errors.Join(n.end(), l.Close()); err != nil {
+		if err := n.end(); err != nil {
 			t.Error(err)
 		}
 	})
+	var err error
 	if n.pod, err = l.AddPod("pod", near.Addr()); err != nil {
 		t.Fatal(err)
 	}
