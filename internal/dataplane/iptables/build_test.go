@@ -46,9 +46,7 @@ func wantNothingToWrite(t *testing.T, d *Dataplane, s *proxy.State) {
 	for _, f := range d.families {
 		r := &recorder{Interface: f.programs}
 		f.programs = r
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		for _, input := range r.inputs {
 			t.Errorf("another Sync writes:\n%s", input)
 		}

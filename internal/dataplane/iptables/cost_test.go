@@ -14,9 +14,7 @@ import (
 func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 	t.Helper()
 	d, fake := faked()
-	if err := proxytest.Sync(t.Context(), d, plainState(n)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(n))
 	fake.Reset()
 	return d, fake
 }
@@ -74,9 +72,7 @@ func TestCostOfRemovingMany(t *testing.T) {
 		goes.Removes = append(goes.Removes, plainRow(i, 1, 0))
 	}
 	for _, step := range []*proxy.Delta{came, goes} {
-		if err := proxytest.Apply(t.Context(), d, step); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, step)
 	}
 	if c := fake.Reset(); c.Searched == 0 || c.Searched > 10*n {
 		t.Errorf("%d rules were looked at to remove %d Services; want at most %d", c.Searched, n, 10*n)
@@ -89,14 +85,10 @@ func TestSyncWithoutChanges(t *testing.T) {
 	d, fake := synced(t, 1000)
 	s := plainState(1000)
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(1001, 3, 0)}, {Old: plainRow(7, 10, 0), New: plainRow(7, 0, 0)}}}
-	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustApply(t, d, delta)
 	s.Apply(delta)
 	fake.Reset()
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	if c := fake.Reset(); c.Restores != 0 {
 		t.Errorf("Sync restored %d lines although nothing differs", c.Lines)
 	}

@@ -27,9 +27,7 @@ func TestCountsLocalhost(t *testing.T) {
 		sp := plainRow(1, 1, 0)
 		sp.Cluster[0].Addr = endpoint
 		s.Rows[sp.Key] = sp
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		for i, tt := range []struct {
 			to   netip.AddrPort
 			want uint64
@@ -56,9 +54,7 @@ func TestPacketsNeverDecrease(t *testing.T) {
 	d, fake := faked()
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	broken := errors.New("broken")
 	for i, tt := range []struct {
 		invalid, localhost uint64

@@ -55,9 +55,7 @@ func commands(t testing.TB, namespace, name, port string) (out []string) {
 	d, fake := faked()
 	told := &recorder{Interface: fake}
 	d.families[0].programs = told
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	for _, input := range told.inputs {
 		for line := range strings.Lines(input) {
 			line = commentText.ReplaceAllString(strings.TrimSuffix(line, "\n"), "--comment X")

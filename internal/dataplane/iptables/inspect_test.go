@@ -14,9 +14,7 @@ import (
 func TestInspect(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := everyState()
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		inspect := func(key proxy.PortKey) []proxy.Difference {
 			t.Helper()
 			got, err := d.Inspect(t.Context(), proxy.Inspection{Row: key})

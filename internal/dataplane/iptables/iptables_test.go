@@ -108,9 +108,7 @@ func TestSyncRepairs(t *testing.T) {
 			variants(t, func(t *testing.T, d *Dataplane) {
 				sync := func() {
 					t.Helper()
-					if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
-						t.Fatal(err)
-					}
+					proxytest.MustSync(t, d, everyState())
 				}
 				sync()
 				restore(t, d, foreign...)
@@ -137,9 +135,7 @@ func TestSyncRepairs(t *testing.T) {
 func TestForeignLineBreak(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		runHost(t, ipt.Name(ipt.IPv4, d.variant), "-A", "INPUT", "-m", "comment", "--comment", "two\nlines", "-j", "ACCEPT")
-		if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(2))
 		if !slices.Contains(saved(t, d), `filter INPUT -m comment --comment "two lines" -j ACCEPT`) {
 			t.Error("the rule is missing, or was not parsed")
 		}
@@ -152,9 +148,7 @@ func TestUndeletableRules(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		sync := func() {
 			t.Helper()
-			if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, everyState())
 		}
 		sync()
 		want := append(saved(t, d), `filter INPUT -m comment --comment "two lines" -j KUBE-SERVICES`)
@@ -191,9 +185,7 @@ func TestRefusedRow(t *testing.T) {
 			}
 		}
 		old, good := plainRow(9, 2, 0), plainRow(10, 2, 0)
-		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: old}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: old}}})
 		before := saved(t, d)
 		var refused *proxytest.RefusedError
 		err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: bad}, {New: good}}})
@@ -229,9 +221,7 @@ func TestCleanup(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		restore(t, d, "*mangle", "COMMIT", "*nat", ":THEIRS - [0:0]", "-A PREROUTING -j THEIRS", "COMMIT", "*filter", "-A INPUT -j ACCEPT", "COMMIT")
 		want := saved(t, d)
-		if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, everyState())
 		if _, err := Cleanup(t.Context(), mode.Settings{}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -255,9 +245,7 @@ func TestOddNames(t *testing.T) {
 			s.Rows[sp.Key] = sp
 		}
 		for range 2 {
-			if err := proxytest.Sync(t.Context(), d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 		}
 		wantNothingToWrite(t, d, s)
 	})
@@ -278,9 +266,7 @@ func TestPrintedAddresses(t *testing.T) {
 			sp.Cluster = []proxy.Endpoint{{Addr: netip.AddrPortFrom(a, 8080), Local: i%2 == 0}}
 			s.Rows[sp.Key] = sp
 		}
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		wantNothingToWrite(t, d, s)
 	})
 }
@@ -369,9 +355,7 @@ func TestInvalidPackets(t *testing.T) {
 		if err := k.Write(setting, value); err != nil {
 			t.Fatal(err)
 		}
-		if err := proxytest.Sync(t.Context(), d, plainState(1)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(1))
 		dropped := slices.ContainsFunc(saved(t, d), func(l string) bool { return strings.Contains(l, "--ctstate INVALID") })
 		if dropped != (value == "0") {
 			t.Errorf("with %s=%s invalid packets are dropped: %t", setting, value, dropped)

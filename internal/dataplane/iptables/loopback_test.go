@@ -115,9 +115,7 @@ func TestPrepare(t *testing.T) {
 		}
 		state := plainState(3)
 		state.Node.LocalhostNodePorts = true
-		if err := proxytest.Sync(t.Context(), d, state); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, state)
 		guarded()
 		before := saved(t, d)
 		prepare()
@@ -175,9 +173,7 @@ func TestPrepareUnreadable(t *testing.T) {
 	}
 	state := everyState()
 	state.Node.LocalhostNodePorts = false
-	if err := proxytest.Sync(t.Context(), d, state); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, state)
 	runHost(t, "nft", "add chain ip filter THEIRS; add rule ip filter THEIRS rt mtu 1000 accept")
 	want := d.families[0].uses[nodePortFilter] + 1
 	for range 2 {

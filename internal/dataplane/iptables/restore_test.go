@@ -24,9 +24,7 @@ func TestParts(t *testing.T) {
 	}
 	parts := &recorder{Interface: fake}
 	d.families[0].programs = parts
-	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustApply(t, d, delta)
 	if want := services * each / maxChains(ipt.NFT); len(parts.inputs) < want {
 		t.Errorf("%d parts, want at least %d", len(parts.inputs), want)
 	}
@@ -39,9 +37,7 @@ func TestParts(t *testing.T) {
 		}
 	}
 	fake.Reset()
-	if err := proxytest.Sync(t.Context(), d, plainState(services)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(services))
 	if c := fake.Reset(); c.Restores != 0 {
 		t.Errorf("after a step in parts Sync still restores %d lines", c.Lines)
 	}
@@ -57,9 +53,7 @@ func TestPartsOverOthers(t *testing.T) {
 		left += declaration(chainRef{nat, clusterChain + hash(sp.Key, "")}) + "\n"
 	}
 	hurt(t, fake, left+"COMMIT\n")
-	if err := proxytest.Sync(t.Context(), d, plainState(services)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(services))
 	wantNothingToWrite(t, d, plainState(services))
 }
 
@@ -67,15 +61,11 @@ func TestPartsOverOthers(t *testing.T) {
 func TestRemovalInParts(t *testing.T) {
 	const services, each = 2000, 2 // chains
 	d, fake := synced(t, services)
-	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(2))
 	if c := fake.Reset(); c.Restores < (services-2)*each/maxChains(ipt.NFT) {
 		t.Errorf("%d restores to remove %d chains", c.Restores, (services-2)*each)
 	}
-	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(2))
 	if c := fake.Reset(); c.Restores != 0 {
 		t.Errorf("a second Sync restores %d lines", c.Lines)
 	}
@@ -91,24 +81,18 @@ func TestRuleCounts(t *testing.T) {
 		return proxytest.Values(t.Context(), d, "sync_proxy_rules_iptables_last")[table+" IPv4"]
 	}
 	s := everyState()
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	delta := &proxy.Delta{
 		Upserts: []proxy.Upsert{{New: plainRow(30, 4, 0)}, {Old: plainRow(3, 10, 0), New: plainRow(3, 0, 0)}},
 		Removes: []*proxy.ServicePort{everyRow()},
 	}
-	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustApply(t, d, delta)
 	stepped := map[string]float64{nat: owned(nat), filter: owned(filter)}
 	if written(nat) == 0 || written(nat) >= owned(nat) {
 		t.Errorf("a step wrote %v rules of %v in nat", written(nat), owned(nat))
 	}
 	s.Apply(delta)
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	for table, n := range stepped {
 		if owned(table) != n || n == 0 {
 			t.Errorf("table %s: %v rules after steps, %v after a Sync", table, n, owned(table))
@@ -128,9 +112,7 @@ func TestForwardedOrRefused(t *testing.T) {
 	forwarded, refused := true, false
 	for _, step := range []proxy.Upsert{{Old: full, New: &empty}, {Old: &empty, New: full}} {
 		parts.inputs = nil
-		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{step}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{step}})
 		for table := range strings.SplitSeq(strings.Join(parts.inputs, ""), "COMMIT\n") {
 			for line := range strings.Lines(table) {
 				comes := strings.HasPrefix(line, "-A KUBE-SERVICES") || strings.HasPrefix(line, "-I KUBE-SERVICES")

@@ -79,9 +79,7 @@ func TestWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d, fake := faked()
 				noticed := watched(t, d)
-				if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-					t.Fatal(err)
-				}
+				proxytest.MustSync(t, d, plainState(3))
 				if got := noticed(); got != nil {
 					t.Errorf("after our own Sync: %q", got)
 				}
@@ -92,9 +90,7 @@ func TestWatch(t *testing.T) {
 				if got := noticed(); got != nil {
 					t.Errorf("noticed twice: %q", got)
 				}
-				if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-					t.Fatal(err)
-				}
+				proxytest.MustSync(t, d, plainState(3))
 				if got := noticed(); got != nil {
 					t.Errorf("after the repair: %q", got)
 				}
@@ -108,9 +104,7 @@ func TestWatch(t *testing.T) {
 func TestWatchWhileWeWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
-		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(3))
 		n := 0
 		d.families[0].programs = &besideSave{fake, func() {
 			n++
@@ -144,14 +138,10 @@ func (b *besideSave) Save(ctx context.Context) ([]ipt.Table, error) {
 func TestWatchBesideApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
-		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(3))
 		noticed := watched(t, d)
 		hurt(t, fake, "*filter\n-F FORWARD\nCOMMIT\n")
-		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}})
 		if got := noticed(); len(got) != 1 {
 			t.Errorf("noticed %q, want one", got)
 		}
@@ -180,14 +170,10 @@ func TestWatchDuringRestore(t *testing.T) {
 		d, fake := faked()
 		tables := &afterRestore{Fake: fake}
 		d.families[0].programs = tables
-		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(3))
 		noticed := watched(t, d)
 		tables.hurt = func() { hurt(t, fake, "*nat\n-F KUBE-SERVICES\nCOMMIT\n") }
-		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}})
 		if got := noticed(); len(got) != 1 {
 			t.Errorf("noticed %q, want one", got)
 		}
@@ -200,17 +186,13 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 	d, fake := faked()
 	tables := &afterRestore{Fake: fake}
 	d.families[0].programs = tables
-	if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(3))
 	want := saved(t, d)
 	tables.hurt = func() {
 		hurt(t, fake, "*nat\n-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n")
 	}
 	hurt(t, fake, "*nat\n-F KUBE-POSTROUTING\nCOMMIT\n") // so that there is something to restore
-	if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(3))
 	if diff := cmp.Diff(want, saved(t, d)); diff != "" {
 		t.Errorf("before and after mismatch (-want +got):\n%s", diff)
 	}
@@ -221,9 +203,7 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 func TestUsesFollowSteps(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := everyState()
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		node := *s.Node
 		node.MasqueradeAll, node.NodePorts = true, node.NodePorts[:1]
 		gone, changed := everyRow(), plainRow(2, 4, 3)
@@ -235,9 +215,7 @@ func TestUsesFollowSteps(t *testing.T) {
 			{Node: &node, CIDRs: &[]netip.Prefix{netip.MustParsePrefix("172.16.0.0/12")}},
 			{Upserts: []proxy.Upsert{{New: everyRow()}}, HealthChecks: []proxy.HealthCheckChange{{Old: check}}},
 		} {
-			if err := proxytest.Apply(t.Context(), d, delta); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustApply(t, d, delta)
 			for _, f := range d.families {
 				have, err := f.kernelUses(t.Context())
 				if err != nil {

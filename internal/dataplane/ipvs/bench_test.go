@@ -36,16 +36,12 @@ func BenchmarkApply(b *testing.B) {
 			took := map[string]time.Duration{}
 			for _, what := range []string{"first-sync-s", "next-sync-s"} {
 				begun := time.Now()
-				if err := proxytest.Sync(b.Context(), d, stateOf(rows...)); err != nil {
-					b.Fatal(err)
-				}
+				proxytest.MustSync(b, d, stateOf(rows...))
 				took[what] = time.Since(begun)
 			}
 			old, cur := rows[50], service(50, proxy.TCP, tenEndpoints(2)...)
 			for b.Loop() {
-				if err := proxytest.Apply(b.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
-					b.Fatal(err)
-				}
+				proxytest.MustApply(b, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}})
 				old, cur = cur, old
 			}
 			for what, t := range took {

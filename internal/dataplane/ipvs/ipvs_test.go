@@ -72,9 +72,7 @@ func TestCost(t *testing.T) {
 		}
 		h.apply(d, nil, service(n+1, proxy.UDP, one))
 		h.sync(d, rows...)
-		if err := proxytest.Sync(t.Context(), d, stateOf(rows...)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, stateOf(rows...))
 		if count, done := h.servers.Reset(); count.Ops != 0 {
 			t.Errorf("Sync onto a right kernel made %v", done)
 		}

@@ -136,9 +136,7 @@ func TestLocalRouteOfAnAgent(t *testing.T) {
 func TestLinkIsReplaced(t *testing.T) {
 	_, d, _ := onKernelLinks(t)
 	state := stateOf(service(1, proxy.TCP, one))
-	if err := proxytest.Sync(t.Context(), d, state); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, state)
 	l, err := netlink.LinkByName(linkName)
 	if err == nil {
 		err = netlink.LinkDel(l)

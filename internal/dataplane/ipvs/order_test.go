@@ -93,9 +93,7 @@ func TestAddressesAreRefused(t *testing.T) {
 	h := newHost(t)
 	d, sp := h.open(mode.IPVS{}), service(1, proxy.TCP, one)
 	addr := sp.Frontends[0].Addr.Addr()
-	if err := proxytest.Sync(t.Context(), d, stateOf(sp)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, stateOf(sp))
 	h.link.Refuse(addr, errBroken)
 	d.addRouted(t.Context())
 	h.wantRouted(1)

@@ -59,22 +59,15 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 // TestReplaceAllEndpoints replaces all endpoints of the longest possible list and of a short
 // one, by Apply and while no daemon runs.
 func TestReplaceAllEndpoints(t *testing.T) {
-	ctx := context.Background()
 	for _, n := range []int{1, maxEndpoints} {
 		fake := nfttest.NewFake()
 		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
-		if err := proxytest.Sync(ctx, d, stickyState(a)); err != nil {
-			t.Fatal(err)
-		}
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, stickyState(a))
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}})
 		wantIDs(t, d, b)
 		d = Alone.New(fake, mode.Settings{MasqueradeBit: 14})
-		if err := proxytest.Sync(ctx, d, stickyState(c)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, stickyState(c))
 		wantIDs(t, d, c)
 	}
 }
@@ -91,9 +84,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 			if old != nil {
 				s = stickyState(old)
 			}
-			if err := proxytest.Sync(ctx, d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			f.fails = func(op *nft.Op) error {
 				if op.Kind == nft.AddElement && op.Set == d.tables[0].addresses.ids {
 					return unix.ENOMEM
@@ -114,7 +105,6 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 // TestListsShareIDs checks that an endpoint keeps its id while one of the lists has it, also
 // over a restart, and that the id is released when none has it.
 func TestListsShareIDs(t *testing.T) {
-	ctx := context.Background()
 	fake := nfttest.NewFake()
 	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	row := func(cluster, local []proxy.Endpoint) *proxy.ServicePort {
@@ -132,16 +122,12 @@ func TestListsShareIDs(t *testing.T) {
 		return out
 	}
 	last := row(all, nil)
-	if err := proxytest.Sync(ctx, d, stickyState(last)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, stickyState(last))
 	first := places()
 	for i, next := range []*proxy.ServicePort{
 		row(all, all[3:5]), row(all[:4], all[3:5]), row(all[:2], all[2:5]), row(all[1:5], all[2:]),
 	} {
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}})
 		for range 2 {
 			got := places()
 			if len(got) != len(d.tables[0].blocks.byRow[next.Key].used) {
@@ -157,9 +143,7 @@ func TestListsShareIDs(t *testing.T) {
 				t.Errorf("step %d: %d endpoints have %d offsets", i, len(have), len(got))
 			}
 			d = Alone.New(fake, mode.Settings{MasqueradeBit: 14}) // a restart
-			if err := proxytest.Sync(ctx, d, stickyState(next)); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, stickyState(next))
 		}
 		last = next
 	}
@@ -168,20 +152,15 @@ func TestListsShareIDs(t *testing.T) {
 // TestBlockIsNotReusedSoon replaces a row by another one after restarts. The new row must
 // get other ids, because clients of the old one may still be remembered.
 func TestBlockIsNotReusedSoon(t *testing.T) {
-	ctx := context.Background()
 	fake := nfttest.NewFake()
 	bases := map[uint32]bool{}
 	for i := range 4 { // one of 49,152 may come twice
 		sp := stickyRow(0, 3)
 		sp.Key = serviceKey(i, proxy.IPv4)
 		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
-		if err := proxytest.Sync(ctx, d, stickyState(sp)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, stickyState(sp))
 		bases[d.tables[0].blocks.byRow[sp.Key].base] = true
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Removes: []*proxy.ServicePort{sp}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Removes: []*proxy.ServicePort{sp}})
 	}
 	if len(bases) < 3 {
 		t.Errorf("four rows, one after the other, had %d blocks of ids", len(bases))
@@ -203,9 +182,7 @@ func TestForeignAffinityIsForgotten(t *testing.T) {
 		sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
 		s.Rows[sp.Key], rows = sp, append(rows, sp)
 	}
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	tab := d.tables[0]
 	list := func(sp *proxy.ServicePort) uint32 { return tab.blocks.byRow[sp.Key].base }
 	slices.SortFunc(rows, func(a, b *proxy.ServicePort) int { return cmp.Compare(list(a), list(b)) })

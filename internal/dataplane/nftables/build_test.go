@@ -196,9 +196,7 @@ func wantIdle(t testing.TB, c *counter, d *Dataplane, s *proxy.State) {
 	t.Helper()
 	for range 100 {
 		c.reset()
-		if err := proxytest.Sync(context.Background(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		if len(c.commits) == 0 {
 			return
 		}

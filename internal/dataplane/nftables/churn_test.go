@@ -42,9 +42,7 @@ func TestNoFlowIsLostToACommit(t *testing.T) {
 			}
 			s := plainState(0)
 			s.Rows[row(20).Key] = row(20)
-			if err := proxytest.Sync(context.Background(), d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			churned := make(chan int)
 			stop := make(chan struct{})
 			go func() {

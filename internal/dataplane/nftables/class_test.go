@@ -43,15 +43,11 @@ func TestCostOfFlapping(t *testing.T) {
 	a, b := plainRow(0, 3, 0), plainRow(0, 2, 0)
 	s := plainState(0)
 	s.Rows[a.Key] = a
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	conn.n = 0
 	const changes = 10 * maxIdle
 	for range changes {
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}})
 		a, b = b, a
 	}
 	if conn.n != changes {
@@ -87,9 +83,7 @@ func lostAnswerKeepsClass(t *testing.T) {
 	fake := nfttest.NewFake()
 	d := Alone.New(lostAnswers{fake}, mode.Settings{MasqueradeBit: 14})
 	s := plainState(0)
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	syncs := 0
 	for n := range 3 * maxIdle {
 		sp := plainRow(0, 2, 0)

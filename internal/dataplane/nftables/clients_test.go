@@ -67,9 +67,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 		elements int // but for those of ranges
 		lists    int
 	}{{"add", add, 40, 1}, {"one range less", less, 2 * rows, 1}, {"remove", remove, 40, 0}} {
-		if err := proxytest.Apply(t.Context(), d, step.delta); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, step.delta)
 		if c := fake.Reset(); c.Elements() > step.elements+step.lists*ranges || c.Lists > 0 || c.Ops[nft.AddSet] != step.lists {
 			t.Errorf("%s: %d operations on elements, %d sets, %d lists; want at most %d and %d ranges, %d, 0",
 				step.name, c.Elements(), c.Ops[nft.AddSet], c.Lists, step.elements, step.lists*ranges, step.lists)
@@ -88,9 +86,7 @@ func TestSharedSourceRanges(t *testing.T) {
 	for i, step := range []*proxy.Delta{
 		{Upserts: []proxy.Upsert{{New: a}}}, {Upserts: []proxy.Upsert{{New: b}}}, {Removes: []*proxy.ServicePort{a}}, {Removes: []*proxy.ServicePort{b}},
 	} {
-		if err := proxytest.Apply(t.Context(), d, step); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, step)
 		if got, want := len(clientsChains(t, fake, d)), []int{1, 1, 1, 0}[i]; got != want {
 			t.Errorf("step %d: %d chains, want %d", i, got, want)
 		}
@@ -114,9 +110,7 @@ func TestSourceRangesAdmitClients(t *testing.T) {
 	last := restrictedRow(1, nil)
 	last.Key.Protocol = proxy.UDP
 	s.Rows[last.Key] = last
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	at := func(i int) netip.Addr { return addrPort(10<<24, i, 0).Addr() }
 	var apart, adjacent []netip.Prefix
 	for i := range 100 {

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 
@@ -16,9 +15,7 @@ func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	t.Helper()
 	fake := nfttest.NewFake()
 	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
-	if err := proxytest.Sync(context.Background(), d, plainState(n)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(n))
 	fake.Reset()
 	return d, fake
 }
@@ -46,9 +43,7 @@ func TestCosts(t *testing.T) {
 	}
 	for _, n := range []int{100, proxytest.Many(30_000)} {
 		d, fake := synced(t, n)
-		if err := proxytest.Sync(t.Context(), d, plainState(n)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(n))
 		if c := fake.Reset(); len(c.Ops) != 0 {
 			t.Errorf("%d Services: a Sync without a difference made %v", n, c.Ops)
 		}
@@ -67,9 +62,7 @@ func TestCosts(t *testing.T) {
 			{"an endpoint drains no more", to(draining, plain), 0, 0, 0, 0},
 			{"masqueradeAll, in constant chains", &proxy.Delta{Node: node}, 0, 1, 1, 10},
 		} {
-			if err := proxytest.Apply(t.Context(), d, tt.step); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustApply(t, d, tt.step)
 			c := fake.Reset()
 			if c.Elements() != tt.elements || c.Others() < tt.few || c.Others() > tt.many || c.Lists != 0 || c.Commits != tt.commits {
 				t.Errorf("%d Services, %s: %d element operations, %d others, %d lists, %d commits; want %d, %d to %d, 0, %d",

@@ -30,9 +30,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	lab.Namespace(t)
 	d, c := openKernel(t)
 	state := randomState(1, 12)
-	if err := proxytest.Sync(ctx, d, state); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, state)
 	list := func() string {
 		return settled(t, func() string {
 			out, err := exec.Command("nft", "-s", "list", "table", "ip", tableName).Output()
@@ -59,9 +57,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatalf("rule %d of %s: %v", i, ch.Name, err)
 			}
-			if err := proxytest.Sync(ctx, d, state); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, state)
 			if diff := cmp.Diff(want, list()); diff != "" {
 				t.Fatalf("rule %d of %s stayed replaced (-want +got):\n%s", i, ch.Name, diff)
 			}
@@ -118,9 +114,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 			d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
 			if method != "Sync of an empty kernel" {
-				if err := proxytest.Sync(ctx, d, state); err != nil {
-					t.Fatal(err)
-				}
+				proxytest.MustSync(t, d, state)
 			}
 			f.fails = refuse
 			next := plainState(10)
@@ -181,9 +175,7 @@ func unusedClassesAreDeleted(t *testing.T) {
 	failed := func(f proxy.Family) float64 {
 		return proxytest.Values(ctx, d, "sync_proxy_rules_nftables_cleanup_failures_total")[f.String()]
 	}
-	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(0))
 	stuck := plainRow(0, 1, 0)
 	stuckChain := class{count: 1}.chain()
 	f.fails = func(op *nft.Op) error {
@@ -195,9 +187,7 @@ func unusedClassesAreDeleted(t *testing.T) {
 	var last *proxy.ServicePort
 	apply := func(sp *proxy.ServicePort) {
 		t.Helper()
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}})
 		last = sp
 		time.Sleep(time.Second)
 	}
@@ -219,9 +209,7 @@ func unusedClassesAreDeleted(t *testing.T) {
 	if failed(proxy.IPv4) != 1 || failed(proxy.IPv6) != 0 {
 		t.Errorf("%v failures; want one of IPv4", failed(proxy.IPv4))
 	}
-	if err := proxytest.Sync(ctx, d, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()})
 	if failed(proxy.IPv4) != 2 {
 		t.Errorf("%v failures after a Sync, which tries again; want two", failed(proxy.IPv4))
 	}
@@ -269,15 +257,11 @@ func TestStopBetweenBatches(t *testing.T) {
 	for stop := 1; ; stop++ {
 		fake := nfttest.NewFake()
 		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
-		if err := proxytest.Sync(ctx, d, before); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, before)
 		allowed := map[string]bool{}
 		for _, s := range []*proxy.State{before, after} {
 			n := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
-			if err := proxytest.Sync(ctx, n, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, n, s)
 			for f, r := range ranges(t, n) {
 				allowed[f+" "+r] = true
 			}
@@ -357,9 +341,7 @@ func TestAffinityMapFull(t *testing.T) {
 	sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
 	s := plainState(0)
 	s.Rows[sp.Key] = sp
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
@@ -373,7 +355,6 @@ func TestAffinityMapFull(t *testing.T) {
 // TestIDsAreStable checks that endpoints keep their ids over changes and a restart, and that
 // no id is reused, except after a restart.
 func TestIDsAreStable(t *testing.T) {
-	ctx := context.Background()
 	fake := nfttest.NewFake()
 	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	row := func(first int) *proxy.ServicePort {
@@ -384,9 +365,7 @@ func TestIDsAreStable(t *testing.T) {
 	s := plainState(0)
 	last := row(0)
 	s.Rows[last.Key] = last
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	ids := func() map[netip.AddrPort]uint32 {
 		out := map[netip.AddrPort]uint32{}
 		for a, p := range d.tables[0].blocks.byRow[last.Key].positions {
@@ -397,16 +376,12 @@ func TestIDsAreStable(t *testing.T) {
 	given := map[uint32]netip.AddrPort{}
 	for round := range 500 {
 		next := row(1000 + round)
-		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}})
 		last, s.Rows[next.Key] = next, next
 		if round%100 == 99 { // a restart
 			d, given = Alone.New(fake, mode.Settings{MasqueradeBit: 14}), live(given, last)
 			fake.Reset()
-			if err := proxytest.Sync(ctx, d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			if n := fake.Reset().Elements(); n != 0 {
 				t.Errorf("the Sync after a restart made %d operations", n)
 			}
@@ -450,7 +425,6 @@ func (l batchLimit) Commit(ctx context.Context, b *nft.Batch) error {
 // TestReplacingTableLeavesNoGap replaces a table that cannot be repaired in the batch that
 // deletes it, and only if that batch is too large in two steps.
 func TestReplacingTableLeavesNoGap(t *testing.T) {
-	ctx := context.Background()
 	for _, tt := range []struct {
 		limit    int
 		oneBatch bool
@@ -458,18 +432,14 @@ func TestReplacingTableLeavesNoGap(t *testing.T) {
 		lab.Namespace(t)
 		d, c := openKernel(t)
 		state := plainState(60)
-		if err := proxytest.Sync(ctx, d, state); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, state)
 		want := dump(t, c, d)
 		if out, err := exec.Command("nft", "chain ip sluice filter-forward { policy drop; }").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		c.reset()
 		d.conn, d.syncBytes = batchLimit{c, tt.limit}, 16<<10
-		if err := proxytest.Sync(ctx, d, state); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, state)
 		if got := dump(t, c, d); got != want {
 			t.Errorf("limit %d: not as before:\n%s", tt.limit, cmp.Diff(want, got))
 		}
@@ -520,9 +490,7 @@ func TestSyncWithIncompleteListing(t *testing.T) {
 		row := plainRow(0, 3, 0)
 		s := plainState(0)
 		s.Rows[row.Key] = row
-		if err := proxytest.Sync(ctx, d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		s.Rows[row.Key] = plainRow(1, 3, 0)
 		s.Rows[row.Key].Key, s.Rows[row.Key].Frontends = row.Key, row.Frontends
 		conn.listings = tt.listings

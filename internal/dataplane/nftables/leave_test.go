@@ -156,9 +156,7 @@ func TestLeaveIgnoresOtherPrograms(t *testing.T) {
 	web := plainRow(1, 1, 0)
 	web.Cluster[0].Addr = h.one
 	s.Rows[web.Key] = web
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	if err := d.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -204,9 +202,7 @@ func TestLeaveKeepsTheGuard(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	if err := d.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -21,9 +21,7 @@ func TestLargeMap(t *testing.T) {
 	const endpoints = 70_000
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(t.Context(), d, plainState(1)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(1))
 	count := func() (n int) {
 		t.Helper()
 		if err := c.Elements(t.Context(), d.tables[0].addresses.endpoints, func(nft.Element) { n++ }); err != nil {
@@ -36,9 +34,7 @@ func TestLargeMap(t *testing.T) {
 	apply := func(step *proxy.Delta) (written int) {
 		t.Helper()
 		c.commits = nil
-		if err := proxytest.Apply(t.Context(), d, step); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustApply(t, d, step)
 		for _, ops := range c.commits {
 			written += len(ops)
 		}

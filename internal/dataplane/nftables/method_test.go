@@ -35,9 +35,7 @@ func TestCostOfBalancingMethods(t *testing.T) {
 				sp := balanced(plainRow(i, 10, 0), b)
 				s.Rows[sp.Key] = sp
 			}
-			if err := proxytest.Sync(t.Context(), d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			heavy := balanced(plainRow(50, 10, 0), b)
 			heavy.Cluster[0].Weight = 7
 			for _, tt := range []struct {
@@ -51,9 +49,7 @@ func TestCostOfBalancingMethods(t *testing.T) {
 				{"another method", balanced(plainRow(50, 9, 1<<20), b), balanced(plainRow(50, 9, 1<<20), (b+1)%proxy.Maglev), 3, 3},
 			} {
 				fake.Reset()
-				if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: tt.old, New: tt.cur}}}); err != nil {
-					t.Fatal(err)
-				}
+				proxytest.MustApply(t, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: tt.old, New: tt.cur}}})
 				if c := fake.Reset(); c.Elements() > tt.elements || c.Others() > tt.others || c.Lists != 0 {
 					t.Errorf("%s: %v, %d lists", tt.what, c.Ops, c.Lists)
 				}
@@ -70,9 +66,7 @@ func TestBalancingMethodsSurviveARestart(t *testing.T) {
 	s := randomState(5, 60)
 	for range 10 {
 		d, c := openKernel(t)
-		if err := proxytest.Sync(t.Context(), d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		if c.reset() == 0 {
 			return
 		}
@@ -103,9 +97,7 @@ func TestBalancingMethodsAreReadable(t *testing.T) {
 			}
 		}
 	}
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	listable(t)
 	out, err := exec.Command("nft", "list", "ruleset").Output()
 	if err != nil {

@@ -58,9 +58,7 @@ func TestApplyEqualsSync(t *testing.T) {
 	d, c := openKernel(t)
 	state := proxy.NewState()
 	state.Node, state.CIDRs = randomState(0, 0).Node, randomState(0, 0).CIDRs
-	if err := proxytest.Sync(ctx, d, state); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, state)
 	for seed := range uint64(20) {
 		next := randomState(seed, 10+int(seed%5)*10)
 		if seed%3 == 0 {
@@ -168,9 +166,7 @@ func TestSyncRepairs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lab.Namespace(t)
 			d, c := openKernel(t)
-			if err := proxytest.Sync(ctx, d, state); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, state)
 			want := dump(t, c, d)
 			var b nft.Batch
 			hurt(t, d, &b)
@@ -178,9 +174,7 @@ func TestSyncRepairs(t *testing.T) {
 				t.Fatal(err)
 			}
 			again := Alone.New(c, mode.Settings{MasqueradeBit: 14}) // as after a restart
-			if err := proxytest.Sync(ctx, again, state); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, again, state)
 			if diff := cmp.Diff(want, dump(t, c, again)); diff != "" {
 				t.Errorf("after repair (-before +after):\n%s", diff)
 			}
@@ -194,7 +188,6 @@ func TestSyncRepairs(t *testing.T) {
 
 // TestSyncReplacesTable damages tables so that they cannot be repaired in place.
 func TestSyncReplacesTable(t *testing.T) {
-	ctx := context.Background()
 	for name, edit := range map[string]string{
 		"policy":                           "chain ip sluice filter-forward { policy drop; }",
 		"dormant":                          "add table ip sluice { flags dormant; }",
@@ -208,9 +201,7 @@ func TestSyncReplacesTable(t *testing.T) {
 			lab.Namespace(t)
 			d, c := openKernel(t)
 			s := randomState(1, 20)
-			if err := proxytest.Sync(ctx, d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			list := func() string {
 				out, err := exec.Command("nft", "list", "chains").CombinedOutput()
 				if err != nil {
@@ -222,9 +213,7 @@ func TestSyncReplacesTable(t *testing.T) {
 			if out, err := exec.Command("nft", edit).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			if err := proxytest.Sync(ctx, d, s); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustSync(t, d, s)
 			if got := dump(t, c, d); got != elements {
 				t.Errorf("elements differ (-before +after):\n%s", cmp.Diff(elements, got))
 			}
@@ -242,9 +231,7 @@ func TestForeignElementNeedsSync(t *testing.T) {
 	ctx := context.Background()
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(0))
 	tab, row := d.tables[0], plainRow(7, 3, 0)
 	var b nft.Batch
 	b.AddElement(tab.addresses.dispatch, nft.Element{
@@ -263,9 +250,7 @@ func TestForeignElementNeedsSync(t *testing.T) {
 	}
 	s := plainState(0)
 	s.Apply(delta)
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 60 {
 		t.Errorf("%d endpoint elements after Sync, want 60", got)
 	}
@@ -277,9 +262,7 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 	ctx := context.Background()
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(0))
 	bad := plainRow(7, 3, 0)
 	bad.Cluster[1] = proxy.Endpoint{Addr: netip.MustParseAddrPort("[fd00:10::1]:80"), Local: true}
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: bad}}}
@@ -338,9 +321,7 @@ func TestDriftNeedsSync(t *testing.T) {
 	ctx := context.Background()
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(ctx, d, plainState(1)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(1))
 	var b nft.Batch
 	b.DeleteTable(d.tables[0].Table)
 	if err := c.Interface.Commit(ctx, &b); err != nil {
@@ -361,9 +342,7 @@ func TestDriftNeedsSync(t *testing.T) {
 // TestApplyCanBeRetried checks that Apply succeeds after one that sent nothing.
 func TestApplyCanBeRetried(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{})
-	if err := proxytest.Sync(context.Background(), d, plainState(1)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(1))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}})
@@ -407,9 +386,7 @@ func TestTakeOver(t *testing.T) {
 	if err := c.Interface.Commit(ctx, &b); err != nil {
 		t.Fatal(err)
 	}
-	if err := proxytest.Sync(ctx, d, plainState(100)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(100))
 	last := c.commits[len(c.commits)-1]
 	deletes, hooks := 0, 0
 	for _, op := range last {
@@ -439,9 +416,7 @@ func TestTakeOver(t *testing.T) {
 func TestBatchesAreBounded(t *testing.T) {
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(context.Background(), d, plainState(3000)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(3000))
 	if len(c.commits) < 3 {
 		t.Fatalf("%d batches, want several", len(c.commits))
 	}
@@ -457,9 +432,7 @@ func TestBatchesAreBounded(t *testing.T) {
 func TestListable(t *testing.T) {
 	lab.Namespace(t)
 	d, _ := openKernel(t)
-	if err := proxytest.Sync(context.Background(), d, randomState(3, 60)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, randomState(3, 60))
 	listable(t)
 	if err := d.Leave(t.Context()); err != nil {
 		t.Fatal(err)
@@ -495,9 +468,7 @@ func TestWatchAndRepair(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(10))
 	seen, ended := make(chan string, 100), make(chan error, 1)
 	go func() {
 		ended <- d.Watch(ctx, func() {}, func(what string) {
@@ -513,9 +484,7 @@ func TestWatchAndRepair(t *testing.T) {
 	}
 	defer other.Close()
 	for len(seen) == 0 { // until the watch has begun
-		if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, plainState(10))
 		var b nft.Batch
 		b.DeleteTable(d.tables[0].Table)
 		if err := other.Commit(ctx, &b); err != nil {
@@ -525,9 +494,7 @@ func TestWatchAndRepair(t *testing.T) {
 	if what := <-seen; !strings.Contains(what, "table ip sluice") {
 		t.Errorf("Watch reported %q", what)
 	}
-	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(10))
 	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 100 {
 		t.Errorf("%d endpoint elements after repair, want 100", got)
 	}
@@ -588,12 +555,8 @@ func TestSingleFamily(t *testing.T) {
 	}
 	d := Alone.New(conn, mode.Settings{Families: []proxy.Family{proxy.IPv6}})
 	defer d.Close()
-	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
-		t.Fatal(err)
-	}
-	if err := proxytest.Apply(ctx, d, deltaBetween(randomState(2, 30), randomState(3, 30))); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, randomState(2, 30))
+	proxytest.MustApply(t, d, deltaBetween(randomState(2, 30), randomState(3, 30)))
 	if l, _ := conn.List(ctx, nft.Table{Family: nft.IP, Name: tableName}); l != nil {
 		t.Error("there is an IPv4 table")
 	}
@@ -607,9 +570,7 @@ func TestCleanup(t *testing.T) {
 	ctx := context.Background()
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, randomState(2, 30))
 	var b nft.Batch
 	b.AddTable(nft.Table{Family: nft.IP, Name: "someone"})
 	if err := c.Commit(ctx, &b); err != nil {
@@ -657,9 +618,7 @@ func TestBatchesMoveFrontendsAtomically(t *testing.T) {
 	s := plainState(0)
 	gone, heir := plainRow(900, 10, 0), plainRow(499, 10, 0)
 	s.Rows[gone.Key] = gone
-	if err := proxytest.Sync(ctx, d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	heir.Frontends = append(heir.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: gone.Frontends[0].Addr})
 	delta := &proxy.Delta{Removes: []*proxy.ServicePort{gone}, Upserts: []proxy.Upsert{{New: heir}}}
 	for i := range 20 {
@@ -674,18 +633,14 @@ func TestBatchesMoveFrontendsAtomically(t *testing.T) {
 			t.Errorf("after batch %d the frontend has no Service (%v)", batches, err)
 		}
 	}}
-	if err := proxytest.Apply(ctx, d, delta); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustApply(t, d, delta)
 	if batches < 20 {
 		t.Errorf("%d batches only", batches)
 	}
 	d.conn = fake
 	want := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	s.Apply(delta)
-	if err := proxytest.Sync(ctx, want, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, want, s)
 	if diff := cmp.Diff(dump(t, want.conn, want), dump(t, fake, d)); diff != "" {
 		t.Errorf("differs from a Sync of the same state (-want +got):\n%s", diff)
 	}
@@ -710,9 +665,7 @@ func TestBatchesRefuseNoClients(t *testing.T) {
 		d.applyBytes, d.syncBytes = 1, 1
 		s := plainState(0)
 		s.Rows[from.Key] = from
-		if err := proxytest.Sync(ctx, d, s); err != nil {
-			t.Fatal(err)
-		}
+		proxytest.MustSync(t, d, s)
 		m := &d.tables[0].addresses
 		has := func(set *nft.Set) (found bool) {
 			key := m.key(proxy.TCP, at.Addr)
@@ -743,19 +696,14 @@ func TestBatchesRefuseNoClients(t *testing.T) {
 // TestWriteReleasesChanges checks that no change is referenced after it was written: a Sync
 // may have as many changes as there are elements.
 func TestWriteReleasesChanges(t *testing.T) {
-	ctx := context.Background()
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	d.applyBytes = 1 << 30
-	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, plainState(0))
 	delta := &proxy.Delta{}
 	for i := range 2000 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
 	}
-	if err := proxytest.Apply(ctx, d, delta); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustApply(t, d, delta)
 	if n := cap(d.batch.Ops); n > 10_000 {
 		t.Errorf("memory for %d operations is kept after a batch of more than 20,000", n)
 	}

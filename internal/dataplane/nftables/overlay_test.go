@@ -149,9 +149,7 @@ func TestNodePortsYieldToAnotherProxy(t *testing.T) {
 	row := plainRow(1, 1, 0)
 	row.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(proxy.IPv4.Unspecified(), h.one.Port())}}
 	s.Rows[row.Key] = row
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	atNode := &proxy.ServicePort{Frontends: []proxy.Frontend{{Addr: h.one}}}
 	h.expect(atNode, netip.AddrPort{}, "while we are there, and no virtual server is")
 	if err := d.Leave(t.Context()); err != nil {

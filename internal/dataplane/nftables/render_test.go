@@ -32,16 +32,12 @@ func TestRender(t *testing.T) {
 	s := proxy.NewState()
 	s.Node = testNode()
 	s.Node.LocalPods.Interface, s.Node.LocalPods.IsPrefix = "cni", true
-	if err := proxytest.Sync(t.Context(), d, s); err != nil {
-		t.Fatal(err)
-	}
+	proxytest.MustSync(t, d, s)
 	for range 2 {
 		for i := range 40 {
 			sp := randomRow(r, i)
 			step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: s.Rows[sp.Key], New: sp}}}
-			if err := proxytest.Apply(t.Context(), d, step); err != nil {
-				t.Fatal(err)
-			}
+			proxytest.MustApply(t, d, step)
 			s.Apply(step)
 		}
 	}

@@ -40,6 +40,22 @@ func Apply(ctx context.Context, d proxy.Dataplane, step *proxy.Delta) error {
 	return result(d.Apply(ctx, want, changed(step)))
 }
 
+// MustSync calls Sync and fails the test at once if there is an error or a row is refused.
+func MustSync(tb testing.TB, d proxy.Dataplane, want *proxy.State) {
+	tb.Helper()
+	if err := Sync(tb.Context(), d, want); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// MustApply calls Apply and fails the test at once if there is an error or a row is refused.
+func MustApply(tb testing.TB, d proxy.Dataplane, step *proxy.Delta) {
+	tb.Helper()
+	if err := Apply(tb.Context(), d, step); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // RefusedError means that rows were refused and that there was no other error.
 type RefusedError struct{ Rows proxy.Refused }
 
