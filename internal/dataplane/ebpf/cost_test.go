@@ -90,16 +90,12 @@ func (h *host) writes(others []*proxy.ServicePort, old, cur *proxy.ServicePort) 
 	if old != nil {
 		before = append(slices.Clone(others), old)
 	}
-	if err := h.sync(before...); err != nil {
-		h.Fatal(err)
-	}
+	h.must(h.sync(before...))
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}
 	if cur == nil {
 		step = &proxy.Delta{Removes: []*proxy.ServicePort{old}}
 	}
 	h.d.Writes()
-	if err := h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }); err != nil {
-		h.Fatal(err)
-	}
+	h.must(h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }))
 	return h.d.Writes()
 }

@@ -24,9 +24,7 @@ import (
 // generation returns the generation of the maps.
 func (h *host) generation() (n uint64) {
 	h.Helper()
-	if err := h.d.Map("generation").Lookup(uint32(0), &n); err != nil {
-		h.Fatal(err)
-	}
+	h.must(h.d.Map("generation").Lookup(uint32(0), &n))
 	return n
 }
 
@@ -62,9 +60,7 @@ func TestGenerations(t *testing.T) {
 			})
 		}},
 	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
+		h.must(step.do())
 		n := h.generation()
 		if was, ok := seen[n]; ok {
 			t.Errorf("%s: the generation is the same as after %s", step.name, was)
@@ -81,16 +77,10 @@ func TestKilledWhileWriting(t *testing.T) {
 	h.serve(row("web", proxy.TCP, web, pods[0]))
 	var key [8]byte
 	m := h.d.Map("endpoints")
-	if err := m.NextKey(nil, &key); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.d.Map("generation").Put(uint32(0), uint64(0)); err != nil {
-		t.Fatal(err)
-	}
+	h.must(m.NextKey(nil, &key))
+	h.must(h.d.Map("generation").Put(uint32(0), uint64(0)))
 	h.wantSocket("nothing was written yet", web)
-	if err := m.Delete(key); err != nil {
-		t.Fatal(err)
-	}
+	h.must(m.Delete(key))
 	h.wantRules("the endpoint was deleted", web)
 	h.stop()
 	h.start(nil)
@@ -109,19 +99,11 @@ func TestForeignWrite(t *testing.T) {
 	h.serve(r)
 	var key [8]byte
 	m := h.d.Map("endpoints")
-	if err := m.NextKey(nil, &key); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Delete(key); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.d.RenewLease(); err != nil {
-		t.Fatal(err)
-	}
+	h.must(m.NextKey(nil, &key))
+	h.must(m.Delete(key))
+	h.must(h.d.RenewLease())
 	h.wantRules("the lease was renewed", web)
-	if err := h.sync(r); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(r))
 	h.warm(proxy.TCP, web)
 }
 
@@ -143,9 +125,7 @@ func TestNodeChanges(t *testing.T) {
 			h := newHost(t)
 			h.start(nil)
 			h.serve(row("web", proxy.TCP, web, pods...))
-			if err := h.lab.Node().Do(func() error { return change(h) }); err != nil {
-				t.Fatal(err)
-			}
+			h.must(h.lab.Node().Do(func() error { return change(h) }))
 			h.wantRules(name, web)
 		})
 	}
@@ -159,12 +139,8 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	h.serve(row("web", proxy.TCP, web, pods[0]))
 	h.stop()
 	other, kept := filepath.Join(h.EBPF.BPFRoot, "maps-0"), filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "decisions")
-	if err := os.Rename(filepath.Join(h.EBPF.BPFRoot, ebpf.Format), other); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Dir(kept), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	h.must(os.Rename(filepath.Join(h.EBPF.BPFRoot, ebpf.Format), other))
+	h.must(os.MkdirAll(filepath.Dir(kept), 0o700))
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Array, KeySize: 4, ValueSize: 64, MaxEntries: 8192})
 	if err == nil {
 		err = errors.Join(m.Pin(kept), m.Close()) // as an earlier version pinned it, with values of another size

@@ -33,9 +33,7 @@ func TestInspectCost(t *testing.T) {
 		for i := range n {
 			rows = append(rows, costRow(1000+i, proxy.TCP, 1, 2, 3))
 		}
-		if err := h.sync(rows...); err != nil {
-			t.Fatal(err)
-		}
+		h.must(h.sync(rows...))
 		h.d.Reads()
 		if got := h.inspect(sp); len(got.Differences) > 0 || got.Unread != "" {
 			t.Errorf("%d Services: %+v", n, got)
@@ -55,9 +53,7 @@ func TestInspectDiffers(t *testing.T) {
 	sp, beside := row("web", proxy.UDP, web, pods[0], pods[1]), row("dns", proxy.TCP, dns, pods[2])
 	sp.Draining = pods[2:]
 	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30080")})
-	if err := h.sync(sp, beside); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(sp, beside))
 	want := func(when string, words ...string) {
 		t.Helper()
 		got := h.inspect(sp)
@@ -83,9 +79,7 @@ func TestInspectDiffers(t *testing.T) {
 		}
 		found := 0
 		for k, v := range kept {
-			if err := m.Delete([]byte(k)); err != nil {
-				t.Fatal(err)
-			}
+			h.must(m.Delete([]byte(k)))
 			if got := h.inspect(sp); len(got.Differences) > 0 {
 				found++
 				want("without an entry of "+name, is)
@@ -95,34 +89,22 @@ func TestInspectDiffers(t *testing.T) {
 			}
 			changed := append([]byte(nil), v...)
 			changed[0]++
-			if err := m.Put([]byte(k), changed); err != nil {
-				t.Fatal(err)
-			}
+			h.must(m.Put([]byte(k), changed))
 			if got := h.inspect(sp); name != "members" && len(got.Differences) > 0 {
 				want("with another entry of "+name, is)
 			}
-			if err := m.Put([]byte(k), v); err != nil {
-				t.Fatal(err)
-			}
+			h.must(m.Put([]byte(k), v))
 		}
 		if wanted := map[string]int{"services": 2, "endpoints": 4, "members": 1, "node_addrs": 1}[name]; found != wanted {
 			t.Errorf("%d entries of %s belong to the row; want %d", found, name, wanted)
 		}
 	}
 	want("as written again")
-	if err := h.d.ExpireLease(); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.d.ExpireLease())
 	want("with an expired lease", "entry of map settings: a valid lease | an expired lease")
-	if err := h.sync(sp, beside); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, "connect4")); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(sp, beside))
+	h.must(os.Remove(filepath.Join(h.EBPF.BPFRoot, "connect4")))
 	want("without a program", "program connect4: attached to cgroup ")
-	if err := h.sync(sp, beside); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(sp, beside))
 	want("attached again")
 }

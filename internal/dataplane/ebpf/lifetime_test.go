@@ -62,9 +62,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	h.d.Writes()
-	if err := h.sync(rows...); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(rows...))
 	if n := h.d.Writes(); n != 0 {
 		t.Errorf("%d entries written; want none", n)
 	}
@@ -81,9 +79,7 @@ func TestLeaseExpires(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods...))
-	if err := h.d.ExpireLease(); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.d.ExpireLease())
 	h.wantRules("the lease has expired", web)
 }
 
@@ -96,35 +92,21 @@ func TestIncompleteEntries(t *testing.T) {
 	m := h.d.Map("endpoints")
 	var key [8]byte
 	var value [24]byte
-	if err := m.NextKey(nil, &key); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Lookup(key, &value); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.d.WriteMaps(func() error { return m.Delete(key) }); err != nil {
-		t.Fatal(err)
-	}
+	h.must(m.NextKey(nil, &key))
+	h.must(m.Lookup(key, &value))
+	h.must(h.d.WriteMaps(func() error { return m.Delete(key) }))
 	h.wantRules("an endpoint is missing", web)
 	value[15]++
-	if err := h.d.WriteMaps(func() error { return m.Put(key, value) }); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.d.WriteMaps(func() error { return m.Put(key, value) }))
 	h.wantRules("the checksum of an endpoint is wrong", web)
-	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(row("web", proxy.TCP, web, pods[0])))
 	h.warm(proxy.TCP, web)
 	var frontend [20]byte
 	var service [20]byte
 	s := h.d.Map("services")
-	if err := errors.Join(s.NextKey(nil, &frontend), s.Lookup(frontend, &service)); err != nil {
-		t.Fatal(err)
-	}
+	h.must(errors.Join(s.NextKey(nil, &frontend), s.Lookup(frontend, &service)))
 	service[0]++
-	if err := h.d.WriteMaps(func() error { return s.Put(frontend, service) }); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.d.WriteMaps(func() error { return s.Put(frontend, service) }))
 	h.wantRules("the checksum of a frontend is wrong", web)
 }
 
@@ -146,9 +128,7 @@ func TestMapsAndRulesFail(t *testing.T) {
 		t.Errorf("error %v; want ErrNeedSync", err)
 	}
 	repair()
-	if err := h.sync(is); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(is))
 	h.warm(proxy.TCP, web)
 	if by, _ := h.connects(web); by != pods[1] {
 		t.Errorf("answered by %v; want %v", by, pods[1])
@@ -171,9 +151,7 @@ func TestMapsAreFull(t *testing.T) {
 			h := newHost(t)
 			h.start(tt.limits)
 			small, large := row("small", proxy.TCP, web, pods[0]), row("large", proxy.UDP, dns, pods...)
-			if err := h.sync(small, large); err != nil {
-				t.Fatal(err)
-			}
+			h.must(h.sync(small, large))
 			if tt.serves == 1 {
 				h.warm(proxy.TCP, web)
 			} else {
@@ -189,9 +167,7 @@ func TestMapsAreFull(t *testing.T) {
 				}
 			}
 			// A Sync finds that there is room again.
-			if err := h.sync(row("small", proxy.TCP, web, pods[0])); err != nil {
-				t.Fatal(err)
-			}
+			h.must(h.sync(row("small", proxy.TCP, web, pods[0])))
 			h.warm(proxy.TCP, web)
 		})
 	}
@@ -291,9 +267,7 @@ func TestSocketOptions(t *testing.T) {
 		"a mark":   func(s *socket) error { return setMark(s.fd, 1<<20) },
 	} {
 		s := h.socket(h.client, proxy.TCP, netip.AddrPort{})
-		if err := set(s); err != nil {
-			t.Fatal(err)
-		}
+		h.must(set(s))
 		if s.connect(web); s.translated() {
 			t.Errorf("a socket with %s was translated", name)
 		}
@@ -434,9 +408,7 @@ func TestForeignProgram(t *testing.T) {
 	}
 	defer dir.Close()
 	at := link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cilium.AttachCGroupInet4Connect}
-	if err := link.RawAttachProgram(at); err != nil {
-		t.Fatal(err)
-	}
+	h.must(link.RawAttachProgram(at))
 	err = h.sync(row("web", proxy.TCP, web, pods...))
 	want := "sockets are not translated, the nftables rules serve all connections: attach connect4 to cgroup " + h.EBPF.CgroupRoot + ", where another program may be attached exclusively: "
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -448,9 +420,7 @@ func TestForeignProgram(t *testing.T) {
 		t.Errorf("pinned: %v, error %v; want maps only", left, err)
 	}
 	detach := link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}
-	if err := link.RawDetachProgram(detach); err != nil {
-		t.Fatal(err)
-	}
+	h.must(link.RawDetachProgram(detach))
 	h.serve(row("web", proxy.TCP, web, pods...))
 }
 

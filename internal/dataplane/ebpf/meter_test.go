@@ -43,9 +43,7 @@ func (h *host) tcpEntries() (n int) {
 			}
 		}
 	}
-	if err := all.Err(); err != nil {
-		h.Fatal(err)
-	}
+	h.must(all.Err())
 	return n
 }
 
@@ -102,9 +100,7 @@ func (h *host) dial(ln net.Listener) (*socket, *net.TCPConn) {
 		h.Fatal(err)
 	}
 	h.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		h.Fatal(err)
-	}
+	h.must(c.SetDeadline(time.Now().Add(10 * time.Second)))
 	return s, c.(*net.TCPConn)
 }
 
@@ -199,9 +195,7 @@ func TestEndIsMissed(t *testing.T) {
 	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod)}
 	h.serve(rows...)
 	s, server := h.dial(ln)
-	if err := server.SetReadBuffer(1); err != nil {
-		t.Fatal(err)
-	}
+	h.must(server.SetReadBuffer(1))
 	if _, err := unix.Write(s.fd, make([]byte, 50_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -217,9 +211,7 @@ func TestEndIsMissed(t *testing.T) {
 	h.CountBytes = false
 	h.start(nil)
 	h.serve(rows...)
-	if err := server.SetLinger(0); err != nil {
-		t.Fatal(err)
-	}
+	h.must(server.SetLinger(0))
 	server.Close()
 	h.eventually("the table is empty", func() bool { h.bytesOf(rawAt); return h.tcpEntries() == 0 })
 }
@@ -248,9 +240,7 @@ func (h *host) foreign(instructions asm.Instructions, alone bool) (detach func()
 	}
 	h.cleanup(dir.Close)
 	at := link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cilium.AttachCGroupSockOps}
-	if err := link.RawAttachProgram(at); err != nil {
-		h.Fatal(err)
-	}
+	h.must(link.RawAttachProgram(at))
 	return func() {
 		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}); err != nil {
 			h.Error(err)
@@ -290,9 +280,7 @@ func TestMeterIsDetached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(ends.Detach(), ends.Close()); err != nil {
-		t.Fatal(err)
-	}
+	h.must(errors.Join(ends.Detach(), ends.Close()))
 	h.serve(rows...)
 	s, server := h.dial(ln)
 	h.send(s, server, 1_000)

@@ -20,9 +20,7 @@ func TestRenderDiff(t *testing.T) {
 		r.Want.Node = h.node
 		sp := row("web", proxy.TCP, web, pods[0])
 		r.Want.Rows[sp.Key] = sp
-		if err := h.lab.Node().Do(func() error { return ebpf.Render(t.Context(), r) }); err != nil {
-			t.Fatal(err)
-		}
+		h.must(h.lab.Node().Do(func() error { return ebpf.Render(t.Context(), r) }))
 		return out.String(), r.Lines
 	}
 	if out, _ := diff(); !strings.Contains(out, "+ endpoints row 1, Cluster 0: 10.0.0.11:5300, may be on this node\n") {

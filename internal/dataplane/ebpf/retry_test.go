@@ -86,13 +86,9 @@ func TestWatchHostAfterAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(socket)
-	if err := unix.Dup3(int(none.Fd()), h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
+	h.must(unix.Dup3(int(none.Fd()), h.d.HostEventsFD(), unix.O_CLOEXEC))
 	wantNotified("after an error")
-	if err := unix.Dup3(socket, h.d.HostEventsFD(), unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
+	h.must(unix.Dup3(socket, h.d.HostEventsFD(), unix.O_CLOEXEC))
 	for len(changed) > 0 {
 		<-changed
 	}

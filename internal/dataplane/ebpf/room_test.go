@@ -22,9 +22,7 @@ func TestCostOfRowsWithoutRoom(t *testing.T) {
 	written := func(rows []*proxy.ServicePort, left int) int {
 		t.Helper()
 		h.d.Writes()
-		if err := h.sync(rows...); err != nil {
-			t.Fatal(err)
-		}
+		h.must(h.sync(rows...))
 		if got := int(proxytest.Values(t.Context(), h.d, "ebpf_rows_left")[""]); got != left {
 			t.Errorf("%d of %d rows are served by the rules only; want %d", got, len(rows), left)
 		}

@@ -14,9 +14,7 @@ import (
 func TestRulesFail(t *testing.T) {
 	h := newHost(t)
 	h.start(nil)
-	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(row("web", proxy.TCP, web, pods[0])))
 	if left, err := h.d.LeaseLeft(); left <= 0 || err != nil {
 		t.Fatalf("the lease is valid for %v, error %v", left, err)
 	}

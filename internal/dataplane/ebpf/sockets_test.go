@@ -143,13 +143,19 @@ func (h *host) sync(rows ...*proxy.ServicePort) error {
 	return h.lab.Node().Do(func() error { return proxytest.Sync(h.Context(), h.d, s) })
 }
 
+// must fails the test at once if there is an error.
+func (h *host) must(err error) {
+	h.Helper()
+	if err != nil {
+		h.Fatal(err)
+	}
+}
+
 // serve makes a full sync to these rows, and waits until connections to the first are
 // translated at the socket.
 func (h *host) serve(rows ...*proxy.ServicePort) {
 	h.Helper()
-	if err := h.sync(rows...); err != nil {
-		h.Fatal(err)
-	}
+	h.must(h.sync(rows...))
 	h.warm(rows[0].Key.Protocol, rows[0].Frontends[0].Addr)
 }
 
@@ -157,9 +163,7 @@ func (h *host) serve(rows ...*proxy.ServicePort) {
 func (h *host) change(to *proxy.ServicePort) {
 	h.Helper()
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: to}}}
-	if err := h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }); err != nil {
-		h.Fatal(err)
-	}
+	h.must(h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }))
 }
 
 // eventually polls until a condition holds.
@@ -363,9 +367,7 @@ func TestServerToServer(t *testing.T) {
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
-	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(pods[0].Port())}); err != nil {
-		t.Fatal(err)
-	}
+	h.must(unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(pods[0].Port())}))
 	by, from := s.ask(dns)
 	h.wantFrom("sent to the Service's address", by, from, pods[0], dns)
 	by, from = s.ask(pods[0])
@@ -560,9 +562,7 @@ func TestThreadsShareASocket(t *testing.T) {
 	for range 300 {
 		s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
 		wait := unix.NsecToTimeval(int64(50 * time.Millisecond))
-		if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
-			t.Fatal(err)
-		}
+		h.must(unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 		var threads sync.WaitGroup
 		begin := make(chan struct{})
 		asked := []netip.AddrPort{dns, alias, dns, alias}
@@ -605,9 +605,7 @@ func TestFrontendMoves(t *testing.T) {
 	loose.ask(dns)
 	// The first Service keeps its endpoint, but not this address.
 	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: row("dns", proxy.UDP, alias, pods[0])}, {New: row("other", proxy.UDP, dns, pods[1])}}}
-	if err := h.lab.Node().Do(func() error { return proxytest.Apply(t.Context(), h.d, step) }); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.lab.Node().Do(func() error { return proxytest.Apply(t.Context(), h.d, step) }))
 	by, from := loose.ask(dns)
 	h.wantFrom("not connected", by, from, pods[1], dns)
 	h.eventually("the connected socket is cut", func() bool {

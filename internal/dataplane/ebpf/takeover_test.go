@@ -60,9 +60,7 @@ func TestTakeover(t *testing.T) {
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	loose, connected := h.socket(h.client, proxy.UDP, netip.AddrPort{}), h.socket(h.client, proxy.UDP, dns)
-	if err := unix.Sendto(loose.fd, []byte("?"), 0, sockaddr(dns)); err != nil {
-		t.Fatal(err)
-	}
+	h.must(unix.Sendto(loose.fd, []byte("?"), 0, sockaddr(dns)))
 	if !loose.translated() || !connected.translated() {
 		t.Fatal("a socket was translated by the rules")
 	}
@@ -105,9 +103,7 @@ func TestTakeoverWithoutCapabilities(t *testing.T) {
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	d := h.takeOver(row("dns", proxy.UDP, dns, pods[0]))
-	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "udp_sockets")); err != nil {
-		t.Fatal(err)
-	}
+	h.must(os.Remove(filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "udp_sockets")))
 	if _, err := ebpf.Cleanup(t.Context(), h.Settings, d); !errors.Is(err, proxy.ErrDraining) {
 		t.Fatalf("error %v; want ErrDraining", err)
 	}
@@ -134,9 +130,7 @@ func TestTakeoverByOtherProxy(t *testing.T) {
 	}
 	by, from = loose.ask(dns)
 	h.wantFrom("soon after", by, from, pods[0], dns)
-	if err := h.d.ExpireLease(); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.d.ExpireLease())
 	by, from = loose.ask(dns)
 	h.wantFrom("later", by, from, pods[1], dns)
 }

@@ -67,9 +67,7 @@ func TestTrafficOfManyEndpoints(t *testing.T) {
 	h.serve(row("dns", proxy.UDP, dns, to...))
 	connections := func() (n uint64) {
 		t.Helper()
-		if err := h.d.Traffic(t.Context(), func(s proxy.Sample) { n += s.Connections }); err != nil {
-			t.Fatal(err)
-		}
+		h.must(h.d.Traffic(t.Context(), func(s proxy.Sample) { n += s.Connections }))
 		return n
 	}
 	before := connections() // made by serve

@@ -94,9 +94,7 @@ func TestUntracked(t *testing.T) {
 	})
 	h.warm(proxy.TCP, web)
 	h.warm(proxy.UDP, dns)
-	if err := h.lab.Node().FlushConntrack(); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.lab.Node().FlushConntrack())
 	h.wantReplies(h.client)
 	if flows := h.tracked(); len(flows) > 0 {
 		t.Errorf("%d flows between pods are tracked, the first: %s", len(flows), flows[0])
@@ -108,9 +106,7 @@ func TestUntracked(t *testing.T) {
 	// The next daemon keeps it, and writes nothing.
 	h.stop()
 	h.start(nil)
-	if err := h.sync(rows...); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(rows...))
 	if n := h.d.Rewritten().Objects; !h.untracks() || n != 0 {
 		t.Errorf("after a restart untracked is %v, and %d objects were written; want true and none", h.untracks(), n)
 	}
@@ -138,9 +134,7 @@ func TestUntrackedKeepsOlderFlows(t *testing.T) {
 	h.EBPF.Untracked = []netip.Prefix{allPods}
 	h.start(nil)
 	for range 3 {
-		if err := h.sync(rows...); err != nil {
-			t.Fatal(err)
-		}
+		h.must(h.sync(rows...))
 		if again, as := open.ask(netip.AddrPort{}); h.untracks() || again != by || as != dns {
 			t.Fatalf("untracked is %v; %v answered as %v; want %v as %v", h.untracks(), again, as, by, dns)
 		}
@@ -159,9 +153,7 @@ func TestUntrackedKeepsOlderFlows(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.eventually("the flow is translated", func() bool { return len(h.tracked()) > 0 })
-	if err := h.sync(rows...); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(rows...))
 	if _, as := broken.ask(netip.AddrPort{}); h.untracks() || as != dns {
 		t.Errorf("untracked is %v; answered as %v; want %v", h.untracks(), as, dns)
 	}
@@ -199,9 +191,7 @@ func TestUntrackedFollowsAddresses(t *testing.T) {
 		err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
 		return err == nil && h.untracks()
 	})
-	if err := h.lab.Node().Bind(netip.MustParseAddr("10.9.9.9")); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.lab.Node().Bind(netip.MustParseAddr("10.9.9.9")))
 	changed := make(chan struct{}, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -214,9 +204,7 @@ func TestUntrackedFollowsAddresses(t *testing.T) {
 		})
 	}()
 	<-changed
-	if err := h.sync(rows...); err != nil {
-		t.Fatal(err)
-	}
+	h.must(h.sync(rows...))
 	if n := h.d.Rewritten().Objects; n == 0 || !h.untracks() {
 		t.Errorf("untracked is %v, and %d objects were written; want the address in the rules", h.untracks(), n)
 	}

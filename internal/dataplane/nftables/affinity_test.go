@@ -198,9 +198,7 @@ func TestForeignAffinityIsForgotten(t *testing.T) {
 	commit := func(edit func(b *nft.Batch)) {
 		var b nft.Batch
 		edit(&b)
-		if err := d.conn.Commit(ctx, &b); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.Commit(t, d.conn, &b)
 	}
 
 	key := client + string(hostWord(list(mine)))

@@ -11,7 +11,9 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // openWithReader opens a dataplane as the daemon does, and another connection for changes
@@ -23,20 +25,8 @@ func openWithReader(t *testing.T) (*Dataplane, *nft.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = d.Close(); _ = other.Close() })
-	return d, other
-}
-
-// syncAll syncs a state of which no row may be refused.
-func syncAll(t *testing.T, d *Dataplane, s *proxy.State) {
-	t.Helper()
-	if refused, err := d.Sync(t.Context(), s); err != nil || len(refused) > 0 {
-		t.Fatalf("refused %v, error %v", refused, err)
-	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d, nfttest.Open(t)
 }
 
 // TestInspectAgrees checks that Inspect finds no difference in random rows, written by Sync or
@@ -50,7 +40,7 @@ func TestInspectAgrees(t *testing.T) {
 		sp := randomRow(r, i)
 		s.Rows[sp.Key] = sp
 	}
-	syncAll(t, d, s)
+	proxytest.MustSync(t, d, s)
 	changed := &proxy.Changed{}
 	for i := range 20 {
 		sp := randomRow(r, i)
@@ -61,7 +51,7 @@ func TestInspectAgrees(t *testing.T) {
 	if refused, err := d.Apply(t.Context(), s, changed); err != nil || len(refused) > 0 {
 		t.Fatalf("refused %v, error %v", refused, err)
 	}
-	syncAll(t, d, s) // takes away what no row wants any more
+	proxytest.MustSync(t, d, s) // takes away what no row wants any more
 	for key, sp := range s.Rows {
 		got, err := d.Inspect(t.Context(), proxy.Inspection{Row: key})
 		if err != nil || len(got.Differences) > 0 || got.Objects < 20+len(sp.Frontends) {
@@ -71,7 +61,7 @@ func TestInspectAgrees(t *testing.T) {
 	// Inspect has changed nothing: another Sync has nothing to write.
 	c := &counter{Interface: d.conn}
 	d.conn = c
-	syncAll(t, d, s)
+	proxytest.MustSync(t, d, s)
 	if n := c.reset(); n != 0 {
 		t.Errorf("a Sync after all inspections wrote %d operations", n)
 	}
@@ -87,14 +77,12 @@ func TestInspectDiffers(t *testing.T) {
 		proxy.Frontend{Kind: proxy.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30080")})
 	sp.AllowFrom = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	s.Rows[sp.Key] = sp
-	syncAll(t, d, s)
+	proxytest.MustSync(t, d, s)
 	commit := func(change func(*nft.Batch)) {
 		t.Helper()
 		var b nft.Batch
 		change(&b)
-		if err := other.Commit(t.Context(), &b); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.Commit(t, other, &b)
 	}
 	inspect := func() proxy.Inspected {
 		t.Helper()
@@ -151,7 +139,7 @@ func TestInspectRemembered(t *testing.T) {
 	sp.Affinity, sp.Local, sp.External = time.Hour, sp.Cluster[1:2], proxy.ScopeLocal
 	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
 	s.Rows[sp.Key] = sp
-	syncAll(t, d, s)
+	proxytest.MustSync(t, d, s)
 	client := netip.MustParseAddr("203.0.113.9")
 	want := func(cluster, local netip.AddrPort) {
 		t.Helper()
@@ -173,9 +161,7 @@ func TestInspectRemembered(t *testing.T) {
 		var b nft.Batch
 		key := string(client.AsSlice()) + string(hostWord(block.number(scope)))
 		b.AddElement(d.tables[0].affinity, nft.Element{Key: key, Data: string(hostWord(block.id(scope, sp.Cluster[i].Addr)))})
-		if err := other.Commit(t.Context(), &b); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.Commit(t, other, &b)
 	}
 	come(proxy.ScopeLocal, 1)
 	want(sp.Cluster[1].Addr, sp.Cluster[1].Addr)

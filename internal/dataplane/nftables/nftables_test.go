@@ -170,9 +170,7 @@ func TestSyncRepairs(t *testing.T) {
 			want := dump(t, c, d)
 			var b nft.Batch
 			hurt(t, d, &b)
-			if err := c.Interface.Commit(ctx, &b); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.Commit(t, c.Interface, &b)
 			again := Alone.New(c, mode.Settings{MasqueradeBit: 14}) // as after a restart
 			proxytest.MustSync(t, again, state)
 			if diff := cmp.Diff(want, dump(t, c, again)); diff != "" {
@@ -237,9 +235,7 @@ func TestForeignElementNeedsSync(t *testing.T) {
 	b.AddElement(tab.addresses.dispatch, nft.Element{
 		Key: tab.addresses.key(proxy.TCP, row.Frontends[0].Addr), Data: string(hostWord(7)),
 	})
-	if err := c.Interface.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c.Interface, &b)
 	delta := &proxy.Delta{}
 	for i := range 20 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})
@@ -324,9 +320,7 @@ func TestDriftNeedsSync(t *testing.T) {
 	proxytest.MustSync(t, d, plainState(1))
 	var b nft.Batch
 	b.DeleteTable(d.tables[0].Table)
-	if err := c.Interface.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c.Interface, &b)
 	node := testNode()
 	node.MasqueradeAll = true
 	for _, delta := range []*proxy.Delta{
@@ -383,9 +377,7 @@ func TestTakeOver(t *testing.T) {
 		b.AddTable(tab)
 		b.AddChain(tab, &nft.Chain{Name: "services"})
 	}
-	if err := c.Interface.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c.Interface, &b)
 	proxytest.MustSync(t, d, plainState(100))
 	last := c.commits[len(c.commits)-1]
 	deletes, hooks := 0, 0
@@ -478,18 +470,12 @@ func TestWatchAndRepair(t *testing.T) {
 			}
 		})
 	}()
-	other, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := nfttest.Open(t)
 	for len(seen) == 0 { // until the watch has begun
 		proxytest.MustSync(t, d, plainState(10))
 		var b nft.Batch
 		b.DeleteTable(d.tables[0].Table)
-		if err := other.Commit(ctx, &b); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.Commit(t, other, &b)
 	}
 	if what := <-seen; !strings.Contains(what, "table ip sluice") {
 		t.Errorf("Watch reported %q", what)
@@ -573,9 +559,7 @@ func TestCleanup(t *testing.T) {
 	proxytest.MustSync(t, d, randomState(2, 30))
 	var b nft.Batch
 	b.AddTable(nft.Table{Family: nft.IP, Name: "someone"})
-	if err := c.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c, &b)
 	for range 2 { // a second time there is nothing to do
 		if _, err := Alone.Cleanup(ctx, Keep{}); err != nil {
 			t.Fatal(err)

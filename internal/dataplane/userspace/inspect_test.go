@@ -33,9 +33,7 @@ func TestInspect(t *testing.T) {
 	s := n.state(proxy.TCP, near)
 	sync := func() {
 		t.Helper()
-		if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-			t.Fatal(err)
-		}
+		n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 	}
 	want := func(when string, words ...string) {
 		t.Helper()
@@ -57,9 +55,7 @@ func TestInspect(t *testing.T) {
 
 	rule := netlink.NewRule()
 	rule.Family, rule.Priority, rule.Table = netlink.FAMILY_V4, 10270, 10270
-	if err := n.lab.Node().Do(func() error { return netlink.RuleDel(rule) }); err != nil {
-		t.Fatal(err)
-	}
+	n.must(n.lab.Node().Do(func() error { return netlink.RuleDel(rule) }))
 	want("without the routing rule", "routing: ip rule add fwmark ")
 	sync()
 	want("after a Sync")
@@ -78,9 +74,7 @@ func TestInspectRemembered(t *testing.T) {
 	s := n.state(proxy.TCP, near, other)
 	sp := s.Rows[s.Keys()[0]]
 	sp.Affinity = time.Hour
-	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-		t.Fatal(err)
-	}
+	n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 	if got := n.inspect(s); got.RememberedUnknown != "" || got.Remembered != (netip.AddrPort{}) {
 		t.Errorf("a client that never came: %+v", got)
 	}

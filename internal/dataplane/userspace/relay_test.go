@@ -69,6 +69,14 @@ func newNode(t *testing.T, relay mode.Relay) *testNode {
 	return n
 }
 
+// must fails the test at once if there is an error.
+func (n *testNode) must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
 // start starts a dataplane, perhaps while a former one runs.
 func (n *testNode) start(relay mode.Relay) {
 	n.Helper()
@@ -104,9 +112,7 @@ func (n *testNode) state(p proxy.Protocol, endpoints ...netip.AddrPort) *proxy.S
 func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
 	n.Helper()
 	s := n.state(p, endpoints...)
-	if err := n.lab.Node().Do(func() error { return proxytest.Sync(n.Context(), n.d, s) }); err != nil {
-		n.Fatal(err)
-	}
+	n.must(n.lab.Node().Do(func() error { return proxytest.Sync(n.Context(), n.d, s) }))
 }
 
 // listen makes the pod call do with each connection to a port.
@@ -287,9 +293,7 @@ func TestSmallPipe(t *testing.T) {
 	n.serve(proxy.TCP, silent, near)
 	const segments, size = 50, 1000
 	for range 2 { // one of both is led to the silent endpoint first
-		if err := n.d.UseSmallPipes(); err != nil {
-			t.Fatal(err)
-		}
+		n.must(n.d.UseSmallPipes())
 		c := n.dial(proxy.TCP)
 		for range segments {
 			if _, err := c.Write(make([]byte, size)); err != nil {
@@ -308,18 +312,14 @@ func TestUrgentData(t *testing.T) {
 	n.listen(near, echo)
 	n.serve(proxy.TCP, near)
 	c := n.dial(proxy.TCP)
-	if err := says(c, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	n.must(says(c, "hello"))
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var failed error
 	err = raw.Control(func(fd uintptr) { failed = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) })
-	if err := errors.Join(err, failed); err != nil {
-		t.Fatal(err)
-	}
+	n.must(errors.Join(err, failed))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("error %v; want a reset", err)
 	}
@@ -357,9 +357,7 @@ func TestAnotherEndpointIsTried(t *testing.T) {
 	n.addSilent()
 	n.serve(proxy.TCP, closed, silent, near)
 	for range 6 {
-		if err := says(n.dial(proxy.TCP), "hello"); err != nil {
-			t.Fatal(err)
-		}
+		n.must(says(n.dial(proxy.TCP), "hello"))
 	}
 	refused, late := n.count("userspace_failed_dials_total", "refused"), n.count("userspace_failed_dials_total", "timeout")
 	if refused == 0 || late == 0 {
@@ -381,9 +379,7 @@ func TestLimitOfConnections(t *testing.T) {
 	var open []net.Conn
 	for range r.MaxConnections {
 		open = append(open, n.dial(proxy.TCP))
-		if err := says(open[len(open)-1], "hello"); err != nil {
-			t.Fatal(err)
-		}
+		n.must(says(open[len(open)-1], "hello"))
 	}
 	if err := n.try("hello"); err == nil {
 		t.Error("a connection beyond the limit is served")
@@ -405,23 +401,15 @@ func TestFileLimit(t *testing.T) {
 	n.answerUDP(near)
 	s := n.state(proxy.TCP, near)
 	maps.Copy(s.Rows, n.state(proxy.UDP, near).Rows)
-	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-		t.Fatal(err)
-	}
+	n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 	session := n.dial(proxy.UDP)
 	n.ask(session)
 	first := n.dial(proxy.TCP)
-	if err := says(first, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	n.must(says(first, "hello"))
 	second := n.dial(proxy.TCP) // to have its descriptor before there are none
-	if err := says(second, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	n.must(says(second, "hello"))
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
+	n.must(unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 	var waiting int
 	err := n.lab.Outside().Do(func() (err error) {
 		if waiting, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -448,9 +436,7 @@ func TestFileLimit(t *testing.T) {
 	if took := time.Since(began); took > time.Second { // a pause for each is twice as long
 		t.Errorf("20 datagrams of an open session took %v", took)
 	}
-	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
-		t.Fatal(err)
-	}
+	n.must(errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)))
 	if _, err := unix.Write(waiting, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -475,9 +461,7 @@ func TestRestartBreaksNothing(t *testing.T) {
 	var open []net.Conn
 	for i := range 100 {
 		open = append(open, n.dial(proxy.TCP))
-		if err := says(open[i], "before"); err != nil {
-			t.Fatal(err)
-		}
+		n.must(says(open[i], "before"))
 	}
 	former := n.end
 	n.start(relaySettings())
@@ -515,17 +499,13 @@ func TestStopServesOpenConnections(t *testing.T) {
 	n.listen(near, echo)
 	n.serve(proxy.TCP, near)
 	c := n.dial(proxy.TCP)
-	if err := says(c, "before"); err != nil {
-		t.Fatal(err)
-	}
+	n.must(says(c, "before"))
 	ended := make(chan error)
 	end := n.end
 	n.end = func() error { return nil }
 	go func() { ended <- end() }()
 	for range 3 {
-		if err := says(c, "draining"); err != nil {
-			t.Fatal(err)
-		}
+		n.must(says(c, "draining"))
 	}
 	_ = c.Close()
 	if err := <-ended; err != nil {
@@ -635,9 +615,7 @@ func TestPortIsTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-		t.Fatal(err)
-	}
+	n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 	for i, option := range options {
 		c, err := n.lab.Outside().Dial(t.Context(), proxy.UDP, client, sp.Frontends[1+i].Addr)
 		if err != nil {
@@ -697,9 +675,7 @@ func TestMovedFrontend(t *testing.T) {
 				s.Rows[key] = sp
 			}
 		}
-		if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-			t.Fatal(err)
-		}
+		n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 		if got := n.ask(c); !strings.HasPrefix(got, endpoint.String()) {
 			t.Errorf("got %q, want %v", got, endpoint)
 		}
@@ -850,9 +826,7 @@ func TestUDPRefused(t *testing.T) {
 		sp.Key.Family = proxy.FamilyOf(tt.from)
 		s = proxy.NewState()
 		s.Rows[sp.Key] = sp
-		if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
-			t.Fatal(err)
-		}
+		n.must(n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }))
 		c, err := n.lab.Outside().Dial(t.Context(), proxy.UDP, tt.from, tt.at)
 		if err != nil {
 			t.Fatal(err)

@@ -19,9 +19,7 @@ func TestRenderDiff(t *testing.T) {
 		var out strings.Builder
 		r := &mode.Rendering{Want: want, Diff: true, Out: &out}
 		r.MasqueradeBit = 14
-		if err := n.lab.Node().Do(func() error { return userspace.Render(t.Context(), r) }); err != nil {
-			t.Fatal(err)
-		}
+		n.must(n.lab.Node().Do(func() error { return userspace.Render(t.Context(), r) }))
 		return out.String(), r.Lines
 	}
 	s := n.state(proxy.TCP, near)

@@ -40,11 +40,7 @@ func TestContract(t *testing.T) {
 func openInNamespace(t testing.TB) *nft.Conn {
 	t.Helper()
 	lab.Namespace(t)
-	c, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
+	c := nfttest.Open(t)
 	return c
 }
 
@@ -264,9 +260,7 @@ func TestManyElements(t *testing.T) {
 	for i := range uint32(n) {
 		b.AddElement(values, nft.Element{Key: word(i) + word(0), Data: word(i) + "\x00\x50\x00\x00"})
 	}
-	if err := c.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c, &b)
 	// While the kernel still grows the hash table, a listing may omit elements.
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		seen := map[string]bool{}
@@ -289,9 +283,7 @@ func TestCommitErrorNamesOperation(t *testing.T) {
 	c := openInNamespace(t)
 	var b nft.Batch
 	base(&b)
-	if err := c.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c, &b)
 	b.Reset()
 	for port := range uint16(1000) {
 		b.Owner = port
@@ -319,11 +311,7 @@ func TestCommitErrorNamesOperation(t *testing.T) {
 func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := openInNamespace(t)
-	other, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := nfttest.Open(t)
 	seen := make(chan string, 100)
 	ended := make(chan error, 1)
 	go func() {
@@ -338,9 +326,7 @@ func TestWatch(t *testing.T) {
 		t.Helper()
 		var b nft.Batch
 		build(&b)
-		if err := c.Commit(context.Background(), &b); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.Commit(t, c, &b)
 	}
 	commit(c, base)
 	// It is not known when the goroutine starts to watch: make changes until one is reported.
@@ -379,17 +365,13 @@ func TestWatchMissed(t *testing.T) {
 	for _, foreign := range []bool{false, true} {
 		t.Run(fmt.Sprintf("foreign=%t", foreign), func(t *testing.T) {
 			c := openInNamespace(t)
-			other, err := nft.Open()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer other.Close()
+			other := nfttest.Open(t)
 			commit := func(c *nft.Conn, build func(*nft.Batch)) error {
 				var b nft.Batch
 				build(&b)
 				return c.Commit(t.Context(), &b)
 			}
-			err = commit(c, base)
+			err := commit(c, base)
 			for i := range uint32(3) {
 				err = errors.Join(err, commit(c, func(b *nft.Batch) { b.AddElement(plain, nft.Element{Key: word(i)}) }))
 			}
@@ -420,11 +402,7 @@ func TestWatchMissed(t *testing.T) {
 func TestCount(t *testing.T) {
 	ctx := context.Background()
 	c := openInNamespace(t)
-	reader, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { reader.Close() })
+	reader := nfttest.Open(t)
 	if _, err := reader.Count(ctx, plain); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("Count of a missing set returned %v", err)
 	}
@@ -433,9 +411,7 @@ func TestCount(t *testing.T) {
 	for i := range uint32(7) {
 		b.AddElement(plain, nft.Element{Key: word(i)})
 	}
-	if err := c.Commit(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, c, &b)
 	listed := 0
 	if err := c.Elements(ctx, plain, func(nft.Element) { listed++ }); err != nil {
 		t.Fatal(err)
@@ -459,9 +435,7 @@ func TestSingleReads(t *testing.T) {
 		b.AddElement(s, e)
 	}
 	b.AddRule(testTable, "target", lookupRule("one"))
-	if err := conn.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, conn, &b)
 	for s, want := range elements {
 		got, found, err := conn.Element(t.Context(), s, nft.Element{Key: want.Key})
 		if err != nil || !found || got != want {

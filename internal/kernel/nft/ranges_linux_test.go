@@ -84,18 +84,14 @@ func TestManyRanges(t *testing.T) {
 	b.AddTable(testTable)
 	b.AddChain(testTable, &nft.Chain{Name: "clients"})
 	b.AddRule(testTable, "clients", rule)
-	if err := conn.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, conn, &b)
 	rules, err := conn.Rules(t.Context(), testTable, "clients")
 	if err != nil || len(rules) != 1 || rules[0] != rule.Listed(nft.IP) {
 		t.Errorf("%d rules, error %v; want the one that was written", len(rules), err)
 	}
 	b.Reset()
 	b.FlushChain(testTable, "clients")
-	if err := conn.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, conn, &b)
 }
 
 // TestForeignSet lists rules of other programs with anonymous sets of other types.
@@ -104,9 +100,7 @@ func TestForeignSet(t *testing.T) {
 	var b nft.Batch
 	b.AddTable(testTable)
 	b.AddChain(testTable, &nft.Chain{Name: "clients"})
-	if err := conn.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.Commit(t, conn, &b)
 	for _, foreign := range []string{"tcp dport { 80, 443 }", "ip saddr { 10.0.0.1, 10.0.0.5 }"} {
 		if out, err := exec.Command("nft", "add rule ip contract clients "+foreign+" accept").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
