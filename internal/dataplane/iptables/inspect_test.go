@@ -1,10 +1,10 @@
 package iptables
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -30,9 +30,7 @@ func TestInspect(t *testing.T) {
 		}
 		run := func(args ...string) {
 			t.Helper()
-			if out, err := exec.Command("iptables-"+d.variant.String(), args...).CombinedOutput(); err != nil {
-				t.Fatalf("iptables %q: %v\n%s", args, err, out)
-			}
+			runHost(t, ipt.Name(ipt.IPv4, d.variant), args...)
 		}
 		keys := plainState(3).Keys()
 		own := clusterChain + hash(keys[0], "")

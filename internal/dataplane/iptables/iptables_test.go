@@ -40,6 +40,17 @@ func saved(t *testing.T, d *Dataplane) []string {
 	return out
 }
 
+// wantSaved expects lines of the IPv4 tables, in any order.
+func wantSaved(t *testing.T, d *Dataplane, want []string) {
+	t.Helper()
+	got := saved(t, d)
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("before and after mismatch (-want +got):\n%s", diff)
+	}
+}
+
 func restore(t *testing.T, d *Dataplane, lines ...string) {
 	t.Helper()
 	if err := d.families[0].programs.Restore(t.Context(), []byte(strings.Join(lines, "\n")+"\n")); err != nil {
@@ -106,24 +117,15 @@ func TestSyncRepairs(t *testing.T) {
 	for name, lines := range damage {
 		t.Run(name, func(t *testing.T) {
 			variants(t, func(t *testing.T, d *Dataplane) {
-				sync := func() {
-					t.Helper()
-					proxytest.MustSync(t, d, everyState())
-				}
-				sync()
+				proxytest.MustSync(t, d, everyState())
 				restore(t, d, foreign...)
 				want := saved(t, d)
 				restore(t, d, lines...)
 				if name == "flushed" {
 					restore(t, d, "*nat", "-A THEIRS -d 192.0.2.7/32 -j KUBE-MARK-MASQ", "-A PREROUTING -j THEIRS", "COMMIT")
 				}
-				sync()
-				got := saved(t, d)
-				slices.Sort(got)
-				slices.Sort(want)
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("before and after mismatch (-want +got):\n%s", diff)
-				}
+				proxytest.MustSync(t, d, everyState())
+				wantSaved(t, d, want)
 				wantNothingToWrite(t, d, everyState())
 			})
 		})
@@ -146,11 +148,7 @@ func TestForeignLineBreak(t *testing.T) {
 // Those in our chains are removed by rewriting the chain; jumps to our chains stay.
 func TestUndeletableRules(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
-		sync := func() {
-			t.Helper()
-			proxytest.MustSync(t, d, everyState())
-		}
-		sync()
+		proxytest.MustSync(t, d, everyState())
 		want := append(saved(t, d), `filter INPUT -m comment --comment "two lines" -j KUBE-SERVICES`)
 		for _, at := range []chainRef{dispatch, dispatchPort, emptyExternal, {filter, "INPUT"}} {
 			target := "ACCEPT"
@@ -160,13 +158,8 @@ func TestUndeletableRules(t *testing.T) {
 			runHost(t, ipt.Name(ipt.IPv4, d.variant), "-t", at.table, "-I", at.chain, "-m", "comment", "--comment", "two\nlines", "-j", target)
 		}
 		for range 2 {
-			sync()
-			got := saved(t, d)
-			slices.Sort(got)
-			slices.Sort(want)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("before and after mismatch (-want +got):\n%s", diff)
-			}
+			proxytest.MustSync(t, d, everyState())
+			wantSaved(t, d, want)
 		}
 	})
 }

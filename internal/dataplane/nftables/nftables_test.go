@@ -252,26 +252,41 @@ func TestForeignElementNeedsSync(t *testing.T) {
 	}
 }
 
-// TestRefusedRowIsSetAside applies rows that the kernel refuses, because their endpoints are
-// of the wrong family, which no resolver would return. The others must be written.
-func TestRefusedRowIsSetAside(t *testing.T) {
-	ctx := context.Background()
+// TestRefusedRowsAreSetAside syncs and applies rows of which some are refused, because their
+// endpoints are of the wrong family, which no resolver would return. The others must be written.
+func TestRefusedRowsAreSetAside(t *testing.T) {
 	lab.Namespace(t)
 	d, c := openKernel(t)
-	proxytest.MustSync(t, d, plainState(0))
-	bad := plainRow(7, 3, 0)
-	bad.Cluster[1] = proxy.Endpoint{Addr: netip.MustParseAddrPort("[fd00:10::1]:80"), Local: true}
-	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: bad}}}
+	bad := func(i int) *proxy.ServicePort {
+		sp := plainRow(i, 3, 0)
+		sp.Cluster[1].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
+		return sp
+	}
+	want := func(err error, services int, rows ...int) {
+		t.Helper()
+		refused, ok := errors.AsType[*proxytest.RefusedError](err)
+		if !ok || len(refused.Rows) != len(rows) {
+			t.Fatalf("got %.300v, want a refusal of %v alone", err, rows)
+		}
+		for _, i := range rows {
+			if refused.Rows[serviceKey(i, proxy.IPv4)] == nil {
+				t.Errorf("row %d is not refused: %.300v", i, err)
+			}
+		}
+		if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != services {
+			t.Errorf("%d Services are written, want %d", got, services)
+		}
+	}
+	s := plainState(2000)
+	for _, i := range []int{3, 700, 1999} {
+		s.Rows[serviceKey(i, proxy.IPv4)] = bad(i)
+	}
+	want(proxytest.Sync(t.Context(), d, s), 1997, 3, 700, 1999)
+	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: bad(2007)}}}
 	for i := range 7 {
-		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(2000+i, 3, 0)})
 	}
-	var refused *proxytest.RefusedError
-	if err := proxytest.Apply(ctx, d, delta); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
-		t.Fatalf("Apply gave %v, want a refusal of %v alone", err, bad.Key)
-	}
-	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 7 {
-		t.Errorf("%d Services are written, want 7", got)
-	}
+	want(proxytest.Apply(t.Context(), d, delta), 2004, 2007)
 }
 
 // TestOverlappingRanges replaces source ranges by others that overlap them, by Apply and by
@@ -342,26 +357,6 @@ func TestApplyCanBeRetried(t *testing.T) {
 	err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}})
 	if !errors.Is(err, context.Canceled) || errors.Is(err, proxy.ErrNeedSync) {
 		t.Errorf("Apply gave %v, want %v and no need of a Sync", err, context.Canceled)
-	}
-}
-
-// TestSyncSetsRefusedRowsAside syncs rows of which some are refused, because their endpoints
-// are of the wrong family, which no resolver would return. The others must be written.
-func TestSyncSetsRefusedRowsAside(t *testing.T) {
-	lab.Namespace(t)
-	d, c := openKernel(t)
-	s := plainState(2000)
-	for _, i := range []int{3, 700, 1999} {
-		bad := plainRow(i, 3, 0)
-		bad.Cluster[1].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
-		s.Rows[bad.Key] = bad
-	}
-	var refused *proxytest.RefusedError
-	if err := proxytest.Sync(context.Background(), d, s); !errors.As(err, &refused) || len(refused.Rows) != 3 {
-		t.Fatalf("Sync gave %.300v", err)
-	}
-	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 1997 {
-		t.Errorf("%d Services are written, want 1997", got)
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/balance"
-	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
@@ -82,11 +81,7 @@ func TestPredecessorStalls(t *testing.T) {
 // TestConnectionsAreSentFirst checks that connections do not wait until very many remembered clients
 // are sent.
 func TestConnectionsAreSentFirst(t *testing.T) {
-	s, err := newServer(mode.DefaultRelay(), nil, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
+	s := oneWorker(t)
 	key := proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "web", Protocol: proxy.TCP}}
 	s.index.Update([]proxy.PortKey{key}, map[proxy.PortKey]*proxy.ServicePort{key: {Key: key, Affinity: time.Hour}})
 	s.index.Get(key).Restore(balance.Client{Addr: netip.MustParseAddr("10.0.0.9")}, balance.Remembered{Used: time.Now()})
@@ -120,11 +115,7 @@ func halfConnection(t *testing.T) (c *connection, peer int) {
 // TestBytesWithoutPipe ends a connection if the predecessor did not send the pipe that holds its
 // bytes.
 func TestBytesWithoutPipe(t *testing.T) {
-	s, err := newServer(mode.DefaultRelay(), nil, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
+	s := oneWorker(t)
 	for _, sent := range []int{0, 1} { // of the descriptors besides the client's
 		c, peer := halfConnection(t)
 		fds := []int{peer}

@@ -16,6 +16,28 @@ import (
 	"sluice/internal/proxy"
 )
 
+// oneWorker returns a server with one worker.
+func oneWorker(t *testing.T) *server {
+	t.Helper()
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.close() })
+	return s
+}
+
+// loneWorker returns a worker of a server that has nothing else.
+func loneWorker(t *testing.T) *worker {
+	t.Helper()
+	w, err := (&server{}).newWorker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAll([]int{w.epoll, w.wake}) })
+	return w
+}
+
 // TestWorkersShare checks that each worker has listeners of both protocols, so that the load is
 // spread.
 func TestWorkersShare(t *testing.T) {
@@ -83,11 +105,7 @@ func TestListenRetries(t *testing.T) {
 // TestNoWakeUpIsLost passes functions to a worker while it takes those before: as long as it has
 // one, it must not wait for events.
 func TestNoWakeUpIsLost(t *testing.T) {
-	w, err := (&server{}).newWorker()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll([]int{w.epoll, w.wake})
+	w := loneWorker(t)
 	const atOnce = 10
 	rounds, called := 5_000, 0
 	if testing.Short() {
@@ -116,11 +134,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 // TestMetersAreRemoved checks that meters of very many removed endpoints do not accumulate if
 // nobody reads them.
 func TestMetersAreRemoved(t *testing.T) {
-	s, err := newServer(mode.DefaultRelay(), nil, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
+	s := oneWorker(t)
 	for i := range 10 * minMeters {
 		m := s.countConnection(proxy.PortKey{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
 		m.open.Add(-1)
@@ -189,11 +203,7 @@ func TestDescriptorReuse(t *testing.T) {
 
 // TestTurnsAreShort checks that a connection with much to copy lets others have a turn soon.
 func TestTurnsAreShort(t *testing.T) {
-	w, err := (&server{}).newWorker()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll([]int{w.epoll, w.wake})
+	w := loneWorker(t)
 	c := &connection{meter: &meter{}, readable: [2]bool{client: true}}
 	for i, name := range []string{"/dev/zero", "/dev/null"} {
 		f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -214,11 +224,7 @@ func TestTurnsAreShort(t *testing.T) {
 // TestNoDescriptorForEndpoint checks that a lack of descriptors is not blamed on endpoints: none is
 // counted as unreachable, and session affinity keeps the client's.
 func TestNoDescriptorForEndpoint(t *testing.T) {
-	s, err := newServer(mode.DefaultRelay(), nil, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
+	s := oneWorker(t)
 	s.socket = func(int, int, int) (int, error) { return -1, unix.EMFILE }
 	row := &proxy.ServicePort{Affinity: time.Hour, Frontends: []proxy.Frontend{{Addr: netip.MustParseAddrPort("172.30.0.1:53")}}}
 	for _, a := range []string{"10.0.0.1:80", "10.0.0.2:80"} {
@@ -252,11 +258,7 @@ func TestNoDescriptorForEndpoint(t *testing.T) {
 // TestSessionWithoutWatch checks that a session that cannot be watched leaves nothing behind.
 func TestSessionWithoutWatch(t *testing.T) {
 	lab.Require(t)
-	s, err := newServer(mode.DefaultRelay(), nil, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
+	s := oneWorker(t)
 	w, at := s.workers[0], netip.MustParseAddrPort("127.0.0.1:5353")
 	x := &session{sessionState: sessionState{flow: flow{Client: at, Dst: at}}, service: balance.NewService(proxy.PortKey{}), fd: -1}
 	if x.begin(w) {
