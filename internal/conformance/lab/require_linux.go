@@ -1,10 +1,13 @@
 package lab
 
 import (
+	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/traffic"
@@ -32,6 +35,26 @@ func Namespace(tb testing.TB) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		tb.Fatalf("make a network namespace: %v", err)
 	}
+}
+
+// Loopback brings up the loopback link of the calling thread's namespace, gives it addresses and
+// returns it.
+func Loopback(tb testing.TB, addrs ...netip.Addr) netlink.Link {
+	tb.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	for _, a := range addrs {
+		if err == nil {
+			on := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+			err = netlink.AddrAdd(lo, &netlink.Addr{IPNet: on})
+		}
+	}
+	if err != nil {
+		tb.Fatalf("bring up loopback: %v", err)
+	}
+	return lo
 }
 
 // Require fails the test if no lab can be created. It begins with RequireRoot.

@@ -6,8 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
+	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy/proxytest"
 )
 
@@ -16,7 +15,7 @@ import (
 func TestCountsLocalhost(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		endpoint := netip.MustParseAddrPort("10.0.0.1:8080")
-		loopback(t, endpoint.Addr())
+		lab.Loopback(t, endpoint.Addr())
 		ln, err := net.Listen("tcp", endpoint.String())
 		if err != nil {
 			t.Fatal(err)
@@ -76,21 +75,5 @@ func TestPacketsNeverDecrease(t *testing.T) {
 				t.Errorf("step %d, %s: %d, error %v; want %d, %v", i, rule.comment, got, err, want, tt.fail)
 			}
 		}
-	}
-}
-
-// loopback brings up the loopback link of the test's namespace and adds an address.
-func loopback(t *testing.T, a netip.Addr) {
-	t.Helper()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
-	if err := netlink.AddrAdd(lo, addr); err != nil {
-		t.Fatal(err)
 	}
 }

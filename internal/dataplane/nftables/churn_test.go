@@ -91,13 +91,7 @@ var (
 // the timeouts of connection tracking.
 func podsOnLoopback(t *testing.T) {
 	t.Helper()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
+	lo := lab.Loopback(t)
 	for prefix, kind := range map[netip.Prefix]int{
 		pods: unix.RTN_LOCAL, netip.MustParsePrefix("172.16.0.0/12"): unix.RTN_UNICAST,
 	} {

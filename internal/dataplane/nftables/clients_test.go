@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
@@ -98,13 +97,7 @@ func TestSharedSourceRanges(t *testing.T) {
 func TestSourceRangesAdmitClients(t *testing.T) {
 	lab.Namespace(t)
 	podsOnLoopback(t)
-	addr, err := netlink.ParseAddr("192.0.2.1/32") // to masquerade with
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "lo", Index: 1}}, addr); err != nil {
-		t.Fatal(err)
-	}
+	lab.Loopback(t, netip.MustParseAddr("192.0.2.1")) // to masquerade with
 	d, _ := openKernel(t)
 	s := plainState(0)
 	last := restrictedRow(1, nil)

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
@@ -31,19 +29,9 @@ func newHost(t *testing.T) *host {
 	t.Helper()
 	lab.Namespace(t)
 	h := &host{T: t, one: netip.MustParseAddrPort("10.0.0.1:8080"), two: netip.MustParseAddrPort("10.0.0.2:8080")}
-	h.run("ip link set lo up; ip route add 172.16.0.0/16 dev lo")
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Loopback(t, h.one.Addr(), h.two.Addr())
+	h.run("ip route add 172.16.0.0/16 dev lo")
 	for _, a := range []netip.AddrPort{h.one, h.two} {
-		addr, err := netlink.ParseAddr(a.Addr().String() + "/32")
-		if err == nil {
-			err = netlink.AddrAdd(lo, addr)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
 		ln, err := net.Listen("tcp", a.String())
 		if err != nil {
 			t.Fatal(err)

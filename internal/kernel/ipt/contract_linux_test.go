@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/kernel/ipt"
@@ -209,13 +208,7 @@ func TestPackets(t *testing.T) {
 		for _, v := range ipt.Variants() {
 			t.Run(ipt.Name(f, v), func(t *testing.T) {
 				c := openInNamespace(t, f, v)
-				lo, err := netlink.LinkByName("lo")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := netlink.LinkSetUp(lo); err != nil {
-					t.Fatal(err)
-				}
+				lab.Loopback(t)
 				const rule = `-p udp -m comment --comment "%s" -m udp --dport %d` + "\n"
 				rules := fmt.Sprintf("-A INPUT "+rule+"-A INPUT "+rule+"-A INPUT "+rule+"-A OUTPUT "+rule,
 					"ours", 1001, "ours", 1002, "theirs", 1001, "ours", 1001)
@@ -230,7 +223,7 @@ func TestPackets(t *testing.T) {
 					t.Errorf("%d packets, error %v; want 3", n, err)
 				}
 				var got []string
-				err = c.Counters(t.Context(), "filter", func(chain, rule string, packets uint64) {
+				err := c.Counters(t.Context(), "filter", func(chain, rule string, packets uint64) {
 					got = append(got, fmt.Sprintf("%s %s\n%d", chain, rule, packets))
 				})
 				var want []string

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
@@ -45,13 +44,7 @@ func openInNamespace(t testing.TB) *ipvs.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo) // without a table of routes every address counts as a broadcast
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Loopback(t) // without a table of routes every address counts as a broadcast
 	return c
 }
 

@@ -50,14 +50,7 @@ func TestFake(t *testing.T) {
 func namespace(t *testing.T) netlink.Link {
 	t.Helper()
 	lab.Namespace(t)
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lo
+	return lab.Loopback(t)
 }
 
 func TestKernel(t *testing.T) {
