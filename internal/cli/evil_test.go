@@ -7,12 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"sluice/internal/statusapi"
 )
 
-// evil is a daemon that an attacker controls: every text in its answers contains
-// control characters for the user's terminal.
+// evilText has control characters of a terminal, and what would begin a line of its own.
+const evilText = "a\x1b[2J\r\nVerdict\u202e\u0085\xff"
+
+// evil is a daemon that an attacker controls: every text in its answers is evilText.
 type evil struct{}
 
 func (evil) Get(_ context.Context, _ string, _ url.Values, to any) error {
@@ -24,7 +27,7 @@ func (evil) Get(_ context.Context, _ string, _ url.Values, to any) error {
 func poison(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		v.SetString("\x1b[2J")
+		v.SetString(evilText)
 	case reflect.Int, reflect.Int64:
 		v.SetInt(1)
 	case reflect.Uint64:
@@ -44,7 +47,8 @@ func poison(v reflect.Value) {
 	}
 }
 
-// TestEvilDaemon checks that no control character of an attacker reaches the terminal.
+// TestEvilDaemon checks that no control character of an attacker reaches the terminal, and that no
+// text begins a line.
 func TestEvilDaemon(t *testing.T) {
 	var b strings.Builder
 	for _, o := range []StatusOptions{
@@ -58,18 +62,23 @@ func TestEvilDaemon(t *testing.T) {
 	var e statusapi.Explanation
 	poison(reflect.ValueOf(&node).Elem())
 	poison(reflect.ValueOf(&e).Elem())
-	for _, n := range []NodeAnswer[statusapi.Node]{{Node: "\x1b", Answer: &node}, {Node: "n", Error: "\x1b"}} {
+	for _, n := range []NodeAnswer[statusapi.Node]{{Node: evilText, Answer: &node}, {Node: "n", Error: evilText}} {
 		if err := Nodes(&b, []NodeAnswer[statusapi.Node]{n}, StatusOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, format := range ExplainFormats {
-		if err := Explain(&b, format, &e, time.Now()); err != nil {
-			t.Fatal(err)
+	e.Try = append(e.Try, "kubectl "+evilText)
+	for _, state := range []statusapi.KernelState{statusapi.KernelDiffers, statusapi.KernelFailed, statusapi.KernelNotChecked} {
+		e.Kernel.State = state
+		for _, format := range ExplainFormats {
+			if err := Explain(&b, format, &e, time.Now()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	for line := range strings.Lines(b.String()) {
-		if strings.ContainsRune(line, 0x1b) {
+		if strings.ContainsFunc(strings.TrimSuffix(line, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) ||
+			strings.HasPrefix(line, "Verdict") && !strings.HasPrefix(line, "Verdict    ") {
 			t.Errorf("%q", line)
 		}
 	}

@@ -109,28 +109,3 @@ func TestExplainTried(t *testing.T) {
 		}
 	}
 }
-
-// TestExplainHostileNames checks that no control characters of an object's name reach
-// the terminal.
-func TestExplainHostileNames(t *testing.T) {
-	const evil = "a\x1b[2J\r\nVerdict\u202e\u0085\xff"
-	e := &statusapi.Explanation{
-		Packet:  statusapi.ExplainedPacket{To: "10.0.0.1:80", Interface: evil},
-		Service: &statusapi.ExplainedPort{Namespace: evil, Name: evil, Port: evil, Status: &statusapi.Status{State: statusapi.Refused}},
-		Message: evil, CandidateCount: 1, NotUsedCount: 1,
-		NotUsed: []statusapi.Endpoint{{Address: evil, Reason: evil}}, Candidates: []statusapi.Candidate{{Address: evil, Reason: evil}},
-		Kernel: statusapi.KernelCheck{State: statusapi.KernelFailed, Why: evil}, Notes: []string{evil}, Try: []string{evil, "kubectl " + evil},
-	}
-	var out bytes.Buffer
-	if err := Explain(&out, "text", e, time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	if i := strings.IndexFunc(out.String(), func(r rune) bool { return r != '\n' && r != '\ufffd' && (r < ' ' || r > '~') }); i >= 0 {
-		t.Errorf("%q at %d of\n%q", out.String()[i:i+1], i, out.String())
-	}
-	for _, line := range strings.Split(out.String(), "\n") {
-		if strings.HasPrefix(line, "Verdict") && line != "Verdict" && !strings.HasPrefix(line, "Verdict    ") {
-			t.Errorf("a name begins a line: %q", line)
-		}
-	}
-}
