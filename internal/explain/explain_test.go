@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -415,17 +416,90 @@ func TestExplainKernel(t *testing.T) {
 		if got := ask("ns/dns:53"); got.Reason != statusapi.NoEndpoints || got.Service.Status.State != statusapi.InForce {
 			t.Errorf("a row that is not refused: %s %s", got.Verdict, got.Reason)
 		}
+		endpoint := func(ip string) {
+			slice := &discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("metrics"), Port: new(int32(9153))}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip}}},
+			}
+			e.OnEndpointSliceUpdate(nil, slice)
+			synctest.Wait()
+		}
+		goesTo := func(ip string, reason statusapi.Reason) {
+			t.Helper()
+			if got := ask("ns/dns:metrics"); got.Reason != reason || got.Verdict != "forward" || len(got.Candidates) != 1 || got.Candidates[0].Address != ip+":9153" {
+				t.Errorf("%s %s, candidates %+v; want %s, %s", got.Verdict, got.Reason, got.Candidates, reason, ip)
+			}
+		}
+		endpoint("10.1.0.1")
+		goesTo("10.1.0.1", statusapi.Forwarded)
+		k.fail = true
+		endpoint("10.1.0.2")
+		goesTo("10.1.0.1", statusapi.NotSynced)
+		k.fail = false
+		time.Sleep(time.Hour) // It is tried again.
+		goesTo("10.1.0.2", statusapi.Forwarded)
 		k.fail = true
 		old := &v1.Service{}
 		old.Namespace, old.Name = "ns", "dns"
 		e.OnServiceUpdate(old, nil)
 		synctest.Wait()
-		if got := ask("10.96.0.53:9153"); got.Reason != statusapi.NotSynced || got.Verdict != "reject" {
+		if got := ask("10.96.0.53:53"); got.Reason != statusapi.NotSynced || got.Verdict != "reject" {
 			t.Errorf("a row whose removal failed: %s %s", got.Verdict, got.Reason)
 		}
 		stop()
 		must(t, <-done)
 	})
+}
+
+// TestCompare checks what is read back from the kernel, and how the answer has it.
+func TestCompare(t *testing.T) {
+	client, endpoint := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddrPort("10.1.0.1:8080")
+	gone := proxy.Difference{Object: "element of map endpoints", Want: "10.1.0.1 . 8080"}
+	failed, unread := errors.New("no netlink"), statusapi.Affinity{Unknown: "the kernel was not read"}
+	for _, tt := range []struct {
+		is       proxy.Inspected
+		err      error
+		want     statusapi.KernelCheck
+		affinity statusapi.Affinity
+		fine     bool
+	}{
+		{proxy.Inspected{Objects: 7}, nil, statusapi.KernelCheck{State: statusapi.KernelAgrees, Objects: 7}, statusapi.Affinity{}, true},
+		{
+			proxy.Inspected{Objects: 7, Unread: "IPVS", Remembered: endpoint},
+			nil,
+			statusapi.KernelCheck{State: statusapi.KernelAgrees, Objects: 7, Unread: "IPVS"},
+			statusapi.Affinity{Endpoint: endpoint.String()},
+			true,
+		},
+		{
+			proxy.Inspected{Objects: 7, Differences: []proxy.Difference{gone}, RememberedUnknown: "no list"},
+			nil,
+			statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differing: 1, Differences: []statusapi.KernelDifference{statusapi.KernelDifference(gone)}},
+			statusapi.Affinity{Unknown: "no list"},
+			false,
+		},
+		{
+			proxy.Inspected{Differences: slices.Repeat([]proxy.Difference{gone}, maxListed+1)},
+			nil,
+			statusapi.KernelCheck{State: statusapi.KernelDiffers, Differing: maxListed + 1, Differences: slices.Repeat([]statusapi.KernelDifference{statusapi.KernelDifference(gone)}, maxListed)},
+			statusapi.Affinity{},
+			false,
+		},
+		{proxy.Inspected{}, proxy.ErrNeedSync, statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: proxy.ErrNeedSync.Error()}, unread, true},
+		{proxy.Inspected{Objects: 7, Remembered: endpoint}, failed, statusapi.KernelCheck{State: statusapi.KernelFailed, Why: "no netlink"}, unread, false},
+	} {
+		a, err := worldOf(t).Explain(Question{To: "192.168.0.2:30080", From: client.String()})
+		must(t, err)
+		if what, ok := a.Inspection(); !ok || what != (proxy.Inspection{Row: a.Row.Key, List: proxy.ScopeLocal, Client: client}) {
+			t.Errorf("asked to read back %+v, %t", what, ok)
+		}
+		a.Compare(tt.is, tt.err)
+		tt.affinity.Seconds = 10800
+		if diff := cmp.Diff(tt.want, a.Kernel); diff != "" || *a.Affinity != tt.affinity || a.Fine() != tt.fine {
+			t.Errorf("%+v, error %v: affinity %+v, fine %t, mismatch (-want +got):\n%s", tt.is, tt.err, a.Affinity, a.Fine(), diff)
+		}
+	}
 }
 
 // TestExplainInModeIPVS checks that addresses of Services do not count as the node's
