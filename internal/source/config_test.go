@@ -2,6 +2,7 @@ package source_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,44 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/source"
+	"sluice/internal/source/sourcetest"
 )
-
-// recorder writes down its calls, one line each.
-type recorder struct{ events []string }
-
-func (r *recorder) log(what string, objects ...metav1.Object) {
-	for _, o := range objects {
-		what += " " + o.GetName()
-	}
-	r.events = append(r.events, what)
-}
-
-// hear writes down what happened to an object.
-func hear[T interface {
-	comparable
-	metav1.Object
-}](r *recorder, old, cur T) {
-	var none T
-	switch {
-	case old == none:
-		r.log("add", cur)
-	case cur == none:
-		r.log("delete", old)
-	default:
-		r.log("update", old, cur)
-	}
-}
-
-func (r *recorder) OnServiceUpdate(old, cur *v1.Service)                      { hear(r, old, cur) }
-func (r *recorder) OnServiceSynced()                                          { r.log("synced") }
-func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) { hear(r, old, cur) }
-func (r *recorder) OnEndpointSlicesSynced()                                   { r.log("synced") }
-func (r *recorder) OnNodeUpdate(old, cur *v1.Node)                            { hear(r, old, cur) }
-func (r *recorder) OnNodeSynced()                                             { r.log("synced") }
-func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)    { hear(r, old, cur) }
-func (r *recorder) OnServiceCIDRsSynced()                                     { r.log("synced") }
-
-var _ source.Handler = (*recorder)(nil)
 
 // named returns metadata of an object in one of its versions.
 func named(name, version string) metav1.ObjectMeta {
@@ -57,11 +22,12 @@ func named(name, version string) metav1.ObjectMeta {
 }
 
 // play sends every kind of event about objects that are wanted and that are
-// not, and compares what the handler hears of it. An object is wanted and its
-// name is here, unless it is other.
-func play[T source.Object](t *testing.T, c *source.Config[T], h *recorder, wanted, other func(metav1.ObjectMeta) T) {
+// not, and compares what the handler hears of it. An object is wanted and here,
+// unless it is other.
+func play[T source.Object](t *testing.T, c *source.Config[T], h *sourcetest.Recorder, here string, wanted, other func(metav1.ObjectMeta) T) {
 	t.Helper()
-	want := []string{"add here", "update here here", "synced", "delete here"}
+	kind, _, _ := strings.Cut(here, " ")
+	want := []string{"+" + here, "~" + here, "synced " + kind, "-" + here}
 	c.Set(wanted(named("here", "1")))
 	c.Set(wanted(named("here", "1"))) // a resync
 	c.Set(wanted(named("here", "2")))
@@ -76,15 +42,13 @@ func play[T source.Object](t *testing.T, c *source.Config[T], h *recorder, wante
 	c.Forget(types.NamespacedName{Name: "here"})
 	c.Synced()
 	if other != nil && other(named("here", "")).GetName() == "here" {
-		want = append(want, "add here", "delete here", "add here", "delete here")
+		want = append(want, "+"+here, "-"+here, "+"+here, "-"+here)
 		c.Set(wanted(named("here", "5")))
 		c.Set(other(named("here", "6")))
 		c.Set(wanted(named("here", "7")))
 		c.Retain(nil)
 	}
-	if diff := cmp.Diff(want, h.events); diff != "" {
-		t.Errorf("events mismatch (-want +got):\n%s", diff)
-	}
+	h.Want(t, want...)
 }
 
 func TestServiceConfig(t *testing.T) {
@@ -104,16 +68,16 @@ func TestServiceConfig(t *testing.T) {
 		},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			h := &recorder{}
-			play(t, source.NewServiceConfig(h), h, wanted, other)
+			h := &sourcetest.Recorder{}
+			play(t, source.NewServiceConfig(h), h, "svc here 10.0.0.1", wanted, other)
 		})
 	}
 }
 
 func TestEndpointSliceConfig(t *testing.T) {
-	h := &recorder{}
+	h := &sourcetest.Recorder{}
 	wanted := func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice { return &discoveryv1.EndpointSlice{ObjectMeta: m} }
-	play(t, source.NewEndpointSliceConfig(h), h, wanted, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
+	play(t, source.NewEndpointSliceConfig(h), h, "slice here", wanted, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
 		s := wanted(m)
 		s.Labels = map[string]string{"service.kubernetes.io/headless": ""}
 		return s
@@ -121,30 +85,28 @@ func TestEndpointSliceConfig(t *testing.T) {
 }
 
 func TestNodeConfig(t *testing.T) {
-	h := &recorder{}
+	h := &sourcetest.Recorder{}
 	wanted := func(m metav1.ObjectMeta) *v1.Node { return &v1.Node{ObjectMeta: m} }
-	play(t, source.NewNodeConfig("here", h), h, wanted, func(m metav1.ObjectMeta) *v1.Node {
+	play(t, source.NewNodeConfig("here", h), h, "node here", wanted, func(m metav1.ObjectMeta) *v1.Node {
 		m.Name = "there"
 		return wanted(m)
 	})
 }
 
 func TestServiceCIDRConfig(t *testing.T) {
-	h := &recorder{}
+	h := &sourcetest.Recorder{}
 	wanted := func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR { return &networkingv1.ServiceCIDR{ObjectMeta: m} }
-	play(t, source.NewServiceCIDRConfig(h), h, wanted, nil)
+	play(t, source.NewServiceCIDRConfig(h), h, "cidr here []", wanted, nil)
 }
 
 // TestWithoutVersion passes on every event of an object without a version: whether it is a
 // repetition is not known.
 func TestWithoutVersion(t *testing.T) {
-	h := &recorder{}
+	h := &sourcetest.Recorder{}
 	c := source.NewServiceConfig(h)
 	c.Set(&v1.Service{ObjectMeta: named("here", "")})
 	c.Set(&v1.Service{ObjectMeta: named("here", "")})
-	if diff := cmp.Diff([]string{"add here", "update here here"}, h.events); diff != "" {
-		t.Error(diff)
-	}
+	h.Want(t, "+svc here ", "~svc here ")
 }
 
 // TestOldObjects checks what a handler may rely on of an object that changed.
@@ -167,7 +129,7 @@ func TestOldObjects(t *testing.T) {
 
 // oldSlices keeps what is known of slices that changed.
 type oldSlices struct {
-	recorder
+	sourcetest.Recorder
 	old []*discoveryv1.EndpointSlice
 }
 

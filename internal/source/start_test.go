@@ -6,12 +6,12 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"sluice/internal/source"
+	"sluice/internal/source/sourcetest"
 )
 
 // events is a source that delivers one event of each kind, and returns its error when ctx
@@ -31,7 +31,7 @@ func (e events) Run(ctx context.Context, h source.Handler) error {
 	return e.err
 }
 
-var allEvents = []string{"add node", "synced", "add cidr", "synced", "add service", "synced", "add slice", "synced"}
+var allEvents = []string{"+node node", "synced node", "+cidr cidr []", "synced cidr", "+svc service ", "synced svc", "+slice slice", "synced slice"}
 
 // TestStart checks that a source that was started delivers everything to the handler that it
 // gets later, and ends with the context that it gets with it.
@@ -40,13 +40,11 @@ func TestStart(t *testing.T) {
 		failed := errors.New("failed")
 		s := source.Start(t.Context(), events{failed})
 		synctest.Wait()
-		h, ended := &recorder{}, make(chan error, 1)
+		h, ended := &sourcetest.Recorder{}, make(chan error, 1)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { ended <- s.Run(ctx, h) }()
 		synctest.Wait()
-		if diff := cmp.Diff(allEvents, h.events); diff != "" {
-			t.Errorf("events mismatch (-want +got):\n%s", diff)
-		}
+		h.Want(t, allEvents...)
 		if len(ended) > 0 {
 			t.Errorf("ended with %v while its context lasts", <-ended)
 		}

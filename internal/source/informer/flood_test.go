@@ -17,6 +17,7 @@ import (
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/source/informer"
+	"sluice/internal/source/sourcetest"
 )
 
 // floodMegabytes is how much TestWatchFlood sends.
@@ -80,7 +81,7 @@ func (f *flood) serve(w http.ResponseWriter, r *http.Request) {
 
 // slow is a handler that takes slices only while it may, and samples the heap.
 type slow struct {
-	*recorder
+	*sourcetest.Recorder
 	may   chan struct{} // closed when it may
 	taken atomic.Int64
 	heap  atomic.Uint64 // the most that was in use
@@ -104,14 +105,14 @@ func heapInUse() uint64 {
 func TestWatchFlood(t *testing.T) {
 	const room = 12 << 20 // for what is in sockets and under way, in bytes
 	f := newFlood(t)
-	s := &slow{recorder: &recorder{}, may: make(chan struct{})}
+	s := &slow{Recorder: &sourcetest.Recorder{}, may: make(chan struct{})}
 	before := heapInUse()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- informer.New(f.client(t), "here").Run(ctx, s) }()
 	var last int64
 	since := time.Now()
-	poll(t, "a server that waits", func() bool {
+	sourcetest.Poll(t, "a server that waits", func() bool {
 		if now := f.sent.Load(); now != last {
 			last, since = now, time.Now()
 		}
@@ -124,7 +125,7 @@ func TestWatchFlood(t *testing.T) {
 	close(s.may)
 	for all := false; !all; {
 		n := s.taken.Load()
-		poll(t, "the next event", func() bool {
+		sourcetest.Poll(t, "the next event", func() bool {
 			all = f.done.Load() && s.taken.Load() == f.told.Load()
 			return all || s.taken.Load() > n
 		})

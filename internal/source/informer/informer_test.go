@@ -11,87 +11,17 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/source/informer"
+	"sluice/internal/source/sourcetest"
 )
-
-// recorder is a Handler that writes down its calls, one line each.
-type recorder struct {
-	mu     sync.Mutex
-	events []string
-}
-
-func (r *recorder) log(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, fmt.Sprintf(format, args...))
-}
-
-func (r *recorder) take() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := r.events
-	r.events = nil
-	return out
-}
-
-func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
-	switch {
-	case old == nil:
-		r.log("+svc %s %s", cur.Name, cur.Spec.ClusterIP)
-	case cur == nil:
-		r.log("-svc %s", old.Name)
-	case old.Name != cur.Name || old.Namespace != cur.Namespace:
-		r.log("%s/%s became %s/%s", old.Namespace, old.Name, cur.Namespace, cur.Name)
-	default:
-		r.log("~svc %s %s", cur.Name, cur.Spec.ClusterIP)
-	}
-}
-func (r *recorder) OnServiceSynced() { r.log("synced svc") }
-
-// hear writes down what happened to an object that is told by its name.
-func hear[T interface {
-	comparable
-	metav1.Object
-}](r *recorder, kind string, old, cur T) {
-	var none T
-	switch {
-	case old == none:
-		r.log("+%s %s", kind, cur.GetName())
-	case cur == none:
-		r.log("-%s %s", kind, old.GetName())
-	default:
-		r.log("~%s %s", kind, cur.GetName())
-	}
-}
-
-func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
-	hear(r, "slice", old, cur)
-}
-func (r *recorder) OnEndpointSlicesSynced() { r.log("synced slice") }
-
-func (r *recorder) OnNodeUpdate(old, cur *v1.Node) { hear(r, "node", old, cur) }
-func (r *recorder) OnNodeSynced()                  { r.log("synced node") }
-
-func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
-	if old == nil {
-		r.log("+cidr %s %v", cur.Name, cur.Spec.CIDRs)
-		return
-	}
-	hear(r, "cidr", old, cur)
-}
-func (r *recorder) OnServiceCIDRsSynced() { r.log("synced cidr") }
 
 // running is a source that runs until stop or the end of the test.
 type running struct {
-	rec  *recorder
+	rec  *sourcetest.Recorder
 	logs func() string
 	stop func()
 }
@@ -100,7 +30,7 @@ func start(t *testing.T, client rest.Interface) *running {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
-	r := &running{rec: &recorder{}, logs: func() string {
+	r := &running{rec: &sourcetest.Recorder{}, logs: func() string {
 		return logger.GetSink().(ktesting.Underlier).GetBuffer().String()
 	}}
 	done := make(chan error, 1)
@@ -117,35 +47,11 @@ func start(t *testing.T, client rest.Interface) *running {
 	return r
 }
 
-// poll asks again and again until the answer is yes.
-func poll(t *testing.T, what string, yes func() bool) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !yes() {
-		select {
-		case <-deadline:
-			t.Fatalf("%s did not come", what)
-		case <-tick.C:
-		}
-	}
-}
-
 // events waits until the handler has been told this, in any order: kinds are
 // independent of each other.
 func (r *running) events(t *testing.T, want ...string) {
 	t.Helper()
-	var got []string
-	poll(t, fmt.Sprint(want), func() bool {
-		got = append(got, r.rec.take()...)
-		return len(got) >= len(want)
-	})
-	slices.Sort(got)
-	slices.Sort(want)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatalf("events mismatch (-want +got):\n%s", diff)
-	}
+	r.rec.WantInAnyOrder(t, want...)
 }
 
 var allSynced = []string{"synced node", "synced cidr", "synced svc", "synced slice"}
@@ -196,19 +102,19 @@ func TestRunDelivers(t *testing.T) {
 	s.put(cidrsPath, object{"metadata": object{"name": "k"}, "spec": object{"cidrs": []string{"10.96.0.0/16"}}})
 	r := start(t, s.client(t))
 	r.events(t, slices.Concat(allSynced, []string{
-		"+svc web 10.0.0.1", "+node here", "+slice web-1", "+cidr k [10.96.0.0/16]",
+		"+svc web 10.0.0.1:80", "+node here", "+slice web-1", "+cidr k [10.96.0.0/16]",
 	})...)
 
 	s.put(servicesPath, service("web", "10.0.0.2"))
-	r.events(t, "~svc web 10.0.0.2")
+	r.events(t, "~svc web 10.0.0.1:80 -> web 10.0.0.2:80")
 	s.put(servicesPath, service("none", "10.0.0.3"))
-	r.events(t, "+svc none 10.0.0.3")
+	r.events(t, "+svc none 10.0.0.3:80")
 	other := service("web", "10.0.0.2")
 	other["metadata"].(object)["labels"] = object{"service.kubernetes.io/service-proxy-name": "other"}
 	s.put(servicesPath, other)
-	r.events(t, "-svc web")
+	r.events(t, "-svc web 10.0.0.2:80")
 	s.remove(servicesPath, "none")
-	r.events(t, "-svc none")
+	r.events(t, "-svc none 10.0.0.3:80")
 }
 
 func TestRunMissedDeletion(t *testing.T) {
@@ -216,9 +122,9 @@ func TestRunMissedDeletion(t *testing.T) {
 	s.put(servicesPath, service("web", "10.0.0.1"))
 	s.put(servicesPath, service("db", "10.0.0.2"))
 	r := start(t, s.client(t))
-	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1", "+svc db 10.0.0.2"})...)
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1:80", "+svc db 10.0.0.2:80"})...)
 	s.lose(servicesPath, "web")
-	r.events(t, "-svc web")
+	r.events(t, "-svc web 10.0.0.1:80")
 	if strings.Contains(r.logs(), "Watch failed") {
 		t.Errorf("an expired watch, which is part of life, was logged:\n%s", r.logs())
 	}
@@ -230,7 +136,7 @@ func TestRunForbidden(t *testing.T) {
 	s.refuse(slicesPath, true)
 	r := start(t, s.client(t))
 	r.events(t, "synced node", "synced cidr", "synced svc")
-	poll(t, "a second try", func() bool { return len(s.asked(slicesPath)) > 2 && strings.Contains(r.logs(), trouble) })
+	sourcetest.Poll(t, "a second try", func() bool { return len(s.asked(slicesPath)) > 2 && strings.Contains(r.logs(), trouble) })
 	s.refuse(slicesPath, false)
 	r.events(t, "+slice web-1", "synced slice")
 	logs := r.logs()
@@ -251,7 +157,7 @@ func TestRunServerIsDown(t *testing.T) {
 	s.Close()
 	r := start(t, client)
 	checkUnreachable(t, r, "nodes", "services", "endpointslices", "servicecidrs")
-	if got := r.rec.take(); len(got) > 0 {
+	if got := r.rec.Take(); len(got) > 0 {
 		t.Errorf("the handler was told %v though there is no server", got)
 	}
 }
@@ -260,17 +166,17 @@ func TestRunServerGoesDown(t *testing.T) {
 	s := newServer(t)
 	s.put(servicesPath, service("web", "10.0.0.1"))
 	r := start(t, s.client(t))
-	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1"})...)
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1:80"})...)
 	// A watch that has seen an event is taken up again without a list; that is
 	// where an informer is silent.
 	s.put(servicesPath, service("db", "10.0.0.2"))
-	r.events(t, "+svc db 10.0.0.2")
+	r.events(t, "+svc db 10.0.0.2:80")
 	if err := s.Listener.Close(); err != nil {
 		t.Fatal(err)
 	}
 	s.CloseClientConnections()
 	checkUnreachable(t, r, "services")
-	if got := r.rec.take(); len(got) > 0 {
+	if got := r.rec.Take(); len(got) > 0 {
 		t.Errorf("the handler was told %v because the server went away", got)
 	}
 }
@@ -280,7 +186,7 @@ func TestRunServerGoesDown(t *testing.T) {
 func checkUnreachable(t *testing.T, r *running, resources ...string) {
 	t.Helper()
 	for _, resource := range resources {
-		poll(t, "a line about "+resource, func() bool {
+		sourcetest.Poll(t, "a line about "+resource, func() bool {
 			return slices.ContainsFunc(strings.Split(r.logs(), "\n"), func(line string) bool {
 				return strings.Contains(line, trouble) && strings.Contains(line, "refused") &&
 					strings.Contains(line, fmt.Sprintf("resource=%q", resource))
@@ -302,9 +208,9 @@ func TestRunStops(t *testing.T) {
 		s.put(servicesPath, service(fmt.Sprintf("svc-%d", i), "10.0.0.1"))
 	}
 	r.stop()
-	r.rec.take()
+	r.rec.Take()
 	s.put(servicesPath, service("late", "10.0.0.1"))
-	if got := r.rec.take(); len(got) > 0 {
+	if got := r.rec.Take(); len(got) > 0 {
 		t.Errorf("the handler was told %v after Run had returned", got)
 	}
 }
@@ -315,9 +221,9 @@ func TestRunStopsBeforeItHasSynced(t *testing.T) {
 		s.refuse(path, true)
 	}
 	r := start(t, s.client(t))
-	poll(t, "a request", func() bool { return len(s.asked(servicesPath)) > 0 })
+	sourcetest.Poll(t, "a request", func() bool { return len(s.asked(servicesPath)) > 0 })
 	r.stop()
-	if got := r.rec.take(); len(got) > 0 {
+	if got := r.rec.Take(); len(got) > 0 {
 		t.Errorf("the handler was told %v though the server refused everything", got)
 	}
 }

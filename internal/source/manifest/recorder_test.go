@@ -9,100 +9,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source/manifest"
+	"sluice/internal/source/sourcetest"
 )
 
-// recorder is a Handler that writes down its calls, one line each.
-type recorder struct {
-	mu     sync.Mutex
-	events []string
-	known  map[string]string // Services by name
-}
-
-func (r *recorder) log(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, fmt.Sprintf(format, args...))
-}
-
-// take returns the lines since the last call.
-func (r *recorder) take() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := r.events
-	r.events = nil
-	return out
-}
-
-// learn returns what a Service was and what it is.
-func (r *recorder) learn(s *v1.Service) (old, cur string) {
-	if r.known == nil {
-		r.known = map[string]string{}
-	}
-	old = r.known[s.Name]
-	cur = fmt.Sprintf("%s %s:%d", s.Name, s.Spec.ClusterIP, s.Spec.Ports[0].Port)
-	r.known[s.Name] = cur
-	return old, cur
-}
-
-func (r *recorder) OnServiceUpdate(was, s *v1.Service) {
-	if s == nil {
-		r.log("-svc %s", r.known[was.Name])
-		return
-	}
-	old, cur := r.learn(s)
-	if was == nil {
-		r.log("+svc %s", cur)
-		return
-	}
-	if was.Name != s.Name || was.Namespace != s.Namespace {
-		r.log("%s/%s became %s/%s", was.Namespace, was.Name, s.Namespace, s.Name)
-	}
-	r.log("~svc %s -> %s", old, cur)
-}
-func (r *recorder) OnServiceSynced() { r.log("synced svc") }
-
-// hear writes down what happened to an object that is told by its name.
-func hear[T interface {
-	comparable
-	metav1.Object
-}](r *recorder, kind string, old, cur T) {
-	var none T
-	switch {
-	case old == none:
-		r.log("+%s %s", kind, cur.GetName())
-	case cur == none:
-		r.log("-%s %s", kind, old.GetName())
-	default:
-		r.log("~%s %s", kind, cur.GetName())
-	}
-}
-
-func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
-	hear(r, "slice", old, cur)
-}
-func (r *recorder) OnEndpointSlicesSynced() { r.log("synced slice") }
-
-func (r *recorder) OnNodeUpdate(old, cur *v1.Node) { hear(r, "node", old, cur) }
-func (r *recorder) OnNodeSynced()                  { r.log("synced node") }
-
-func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
-	hear(r, "cidr", old, cur)
-}
-func (r *recorder) OnServiceCIDRsSynced() { r.log("synced cidr") }
-
 // problemLog is a log that writes down the problems in it.
-type problemLog struct{ *recorder }
+type problemLog struct{ *sourcetest.Recorder }
 
 func (problemLog) Init(logr.RuntimeInfo)                  {}
 func (problemLog) Enabled(int) bool                       { return true }
@@ -113,11 +29,11 @@ func (l problemLog) Error(_ error, msg string, kv ...any) { l.Info(0, msg, kv...
 func (l problemLog) Info(_ int, msg string, kv ...any) {
 	switch msg {
 	case "Manifest problem", "Manifest note":
-		l.log("%s", kv[1])
+		l.Add(fmt.Sprint(kv[1]))
 	case "Manifest problem is resolved":
-		l.log("mended: %s", kv[1])
+		l.Add(fmt.Sprint("mended: ", kv[1]))
 	default:
-		l.log("%s %v", msg, kv)
+		l.Add(fmt.Sprint(msg, " ", kv))
 	}
 }
 
@@ -125,18 +41,18 @@ func (l problemLog) Info(_ int, msg string, kv ...any) {
 type watched struct {
 	*testing.T
 	dir      string
-	rec      *recorder
-	problems *recorder
+	rec      sourcetest.Recorder
+	problems sourcetest.Recorder
 	stop     func() // ends the source and waits for it
 }
 
 func newWatched(t *testing.T, dir string) *watched {
 	t.Helper()
-	w := &watched{T: t, dir: dir, rec: &recorder{}, problems: &recorder{}}
-	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.New(problemLog{w.problems})))
+	w := &watched{T: t, dir: dir}
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.New(problemLog{&w.problems})))
 	src := manifest.Source{Dir: dir, NodeName: "here"}
 	done := make(chan error, 1)
-	go func() { done <- src.Run(ctx, w.rec) }()
+	go func() { done <- src.Run(ctx, &w.rec) }()
 	w.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -165,32 +81,13 @@ func (w *watched) must(err error) {
 // events waits until the handler has been told exactly this.
 func (w *watched) events(want ...string) {
 	w.Helper()
-	expect(w.T, w.rec, want)
+	w.rec.Want(w.T, want...)
 }
 
 // reports waits until exactly these problems have been reported.
 func (w *watched) reports(want ...string) {
 	w.Helper()
-	expect(w.T, w.problems, want)
-}
-
-func expect(t *testing.T, rec *recorder, want []string) {
-	t.Helper()
-	deadline := time.After(5 * time.Second)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	got := rec.take()
-	for len(got) < len(want) {
-		select {
-		case <-deadline:
-			t.Fatalf("mismatch after a long wait (-want +got):\n%s", cmp.Diff(want, got))
-		case <-tick.C:
-			got = append(got, rec.take()...)
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatalf("mismatch (-want +got):\n%s", diff)
-	}
+	w.problems.Want(w.T, want...)
 }
 
 // service returns a manifest of a Service.

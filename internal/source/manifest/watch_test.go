@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/source/manifest"
+	"sluice/internal/source/sourcetest"
 )
 
 func TestRunFirstReading(t *testing.T) {
@@ -39,9 +40,9 @@ func TestRunFirstReading(t *testing.T) {
 		}
 	}
 	w := newWatched(t, dir)
-	w.events(slices.Concat([]string{"+svc web 10.0.0.1:80", "+node here", "+slice web-1", "+cidr k"}, allSynced)...)
+	w.events(slices.Concat([]string{"+svc web 10.0.0.1:80", "+node here", "+slice web-1", "+cidr k [10.96.0.0/16]"}, allSynced)...)
 	w.write("a.yaml", documents(edit(service("web", "10.0.0.1", 80), "port: 80", "port: 80, name: http"), service("headless", "10.0.0.9", 80)))
-	w.events("~svc web 10.0.0.1:80 -> web 10.0.0.1:80", "+svc headless 10.0.0.9:80")
+	w.events("~svc web 10.0.0.1:80", "+svc headless 10.0.0.9:80")
 	w.write("a.yaml", service("headless", "None", 80))
 	w.events("-svc web 10.0.0.1:80", "-svc headless 10.0.0.9:80")
 	w.reports()
@@ -49,7 +50,7 @@ func TestRunFirstReading(t *testing.T) {
 
 func TestRunMissingFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "nowhere")
-	err := (manifest.Source{Dir: dir}).Run(t.Context(), &recorder{})
+	err := (manifest.Source{Dir: dir}).Run(t.Context(), &sourcetest.Recorder{})
 	if !errors.Is(err, fs.ErrNotExist) || err.Error() != "read manifest folder "+dir+": no such file or directory" {
 		t.Errorf("Run returned %v", err)
 	}
@@ -57,7 +58,7 @@ func TestRunMissingFolder(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := (manifest.Source{Dir: file}).Run(t.Context(), &recorder{}); err == nil {
+	if err := (manifest.Source{Dir: file}).Run(t.Context(), &sourcetest.Recorder{}); err == nil {
 		t.Errorf("Run over a file returned nil")
 	}
 }
@@ -241,7 +242,7 @@ func TestRunIsSilentAfterwards(t *testing.T) {
 	w := start(t)
 	w.stop()
 	w.write("web.yaml", service("web", "10.0.0.1", 81))
-	if got := w.rec.take(); len(got) > 0 {
+	if got := w.rec.Take(); len(got) > 0 {
 		t.Errorf("the handler was told %v after Run had returned", got)
 	}
 }
@@ -272,12 +273,12 @@ func TestLoad(t *testing.T) {
 }
 
 func TestRunLogs(t *testing.T) {
-	w := &watched{T: t, dir: t.TempDir(), rec: &recorder{}}
+	w := &watched{T: t, dir: t.TempDir()}
 	w.write("bad.yaml", documents(edit(goodService, "port: 80", "port: 0"), edit(goodSlice, "\n- addresses: [10.1.0.1]", " []")))
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	done := make(chan error, 1)
-	go func() { done <- manifest.Source{Dir: w.dir}.Run(ctx, w.rec) }()
+	go func() { done <- manifest.Source{Dir: w.dir}.Run(ctx, &w.rec) }()
 	w.events(slices.Concat([]string{"+slice web-1"}, allSynced)...)
 	w.write("bad.yaml", goodService)
 	w.events("-slice web-1", "+svc web 10.96.0.10:80")

@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,65 +18,9 @@ import (
 
 	"sluice/internal/apiclient"
 	"sluice/internal/source/informer"
+	"sluice/internal/source/sourcetest"
 	"sluice/test/cluster/apiserver"
 )
-
-// heard is a handler of events that passes them on as lines.
-type heard chan string
-
-func (h heard) say(what string, old, cur metav1.Object) {
-	switch {
-	case old == nil:
-		h <- "+" + what + " " + cur.GetName()
-	case cur == nil:
-		h <- "-" + what + " " + old.GetName()
-	default:
-		h <- "~" + what + " " + cur.GetName()
-	}
-}
-
-// object is nil where a pointer is.
-func object[T any, P interface {
-	*T
-	metav1.Object
-}](p P) metav1.Object {
-	if p == nil {
-		return nil
-	}
-	return p
-}
-
-func (h heard) OnServiceUpdate(old, cur *v1.Service) { h.say("service", object(old), object(cur)) }
-func (h heard) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
-	h.say("slice", object(old), object(cur))
-}
-func (h heard) OnNodeUpdate(old, cur *v1.Node) { h.say("node", object(old), object(cur)) }
-func (h heard) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
-	h.say("cidr", object(old), object(cur))
-}
-func (h heard) OnServiceSynced()        { h <- "services synced" }
-func (h heard) OnEndpointSlicesSynced() { h <- "slices synced" }
-func (h heard) OnNodeSynced()           { h <- "nodes synced" }
-func (h heard) OnServiceCIDRsSynced()   { h <- "cidrs synced" }
-
-// expect waits for lines, in any order.
-func (h heard) expect(t *testing.T, want ...string) {
-	t.Helper()
-	var got []string
-	for range want {
-		select {
-		case line := <-h:
-			got = append(got, line)
-		case <-time.After(10 * time.Second):
-			t.Fatalf("heard %q, want %q", got, want)
-		}
-	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Fatalf("heard %q, want %q", got, want)
-	}
-}
 
 func service(name string, labels map[string]string) *v1.Service {
 	both := v1.IPFamilyPolicyRequireDualStack
@@ -121,7 +62,8 @@ func TestInformer(t *testing.T) {
 			}
 			must(nodes.Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, create))
 			must(nodes.Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}}, create))
-			must(services.Create(t.Context(), service("web", nil), create))
+			web, err := services.Create(t.Context(), service("web", nil), create)
+			must(web, err)
 			must(services.Create(t.Context(), service("others", map[string]string{"service.kubernetes.io/service-proxy-name": "x"}), create))
 
 			reader, err := apiclient.New(cfg)
@@ -130,9 +72,9 @@ func TestInformer(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			h, ended := make(heard, 100), make(chan error)
+			h, ended := &sourcetest.Recorder{}, make(chan error)
 			go func() { ended <- informer.New(reader, "node-1").Run(ctx, h) }()
-			h.expect(t, "+node node-1", "+service web", "services synced", "slices synced", "nodes synced", "cidrs synced")
+			h.WantInAnyOrder(t, "+node node-1", "+svc web "+web.Spec.ClusterIP+":80", "synced svc", "synced slice", "synced node", "synced cidr")
 
 			slice := &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "test"}, AddressType: discoveryv1.AddressTypeIPv4,
@@ -142,16 +84,16 @@ func TestInformer(t *testing.T) {
 				t.Errorf("update what is not there: %v", err)
 			}
 			must(api.Create(t.Context(), slice, create))
-			h.expect(t, "+slice web-1")
+			h.Want(t, "+slice web-1")
 			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}
 			must(api.Update(t.Context(), slice, metav1.UpdateOptions{}))
-			h.expect(t, "~slice web-1")
+			h.Want(t, "~slice web-1")
 			_, err = services.Create(t.Context(), service("web", nil), create)
 			if !apierrors.IsAlreadyExists(err) {
 				t.Errorf("create what is there: %v", err)
 			}
 			must(nil, services.Delete(t.Context(), "web", metav1.DeleteOptions{}))
-			h.expect(t, "-service web")
+			h.Want(t, "-svc web "+web.Spec.ClusterIP+":80")
 			cancel()
 			must(nil, <-ended)
 		})
