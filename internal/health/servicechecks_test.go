@@ -3,7 +3,6 @@ package health
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -18,14 +17,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/link/linktest"
 	"sluice/internal/proxy"
-	"sluice/internal/resolve"
 )
 
 // checked is ServiceChecks under test.
@@ -367,50 +362,6 @@ func TestAddressWatch(t *testing.T) {
 			t.Errorf("%d watches after a break; want 1", n)
 		}
 	})
-}
-
-// TestOnlyTerminatingEndpoints is the case hc-02: traffic still arrives, but the
-// health check fails, so that the load balancer uses other nodes.
-func TestOnlyTerminatingEndpoints(t *testing.T) {
-	r := resolve.New(resolve.Settings{NodeName: "test-node"})
-	r.Services.Update(nil, &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
-		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.8.1", ClusterIPs: []string{"172.30.8.1"},
-			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30100,
-			Ports: []v1.ServicePort{{Name: "p80", Protocol: v1.ProtocolTCP, Port: 80}},
-		},
-		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "1.2.3.4"}}}},
-	})
-	r.Endpoints.Update(&discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "b-1", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: new("p80"), Protocol: new(v1.ProtocolTCP), Port: new(int32(80))}},
-		Endpoints: []discoveryv1.Endpoint{{
-			Addresses: []string{"10.0.9.3"}, NodeName: new("test-node"),
-			Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)},
-		}},
-	}, false)
-	l := newLab(t)
-	c := newChecks(t, link.Conn{})
-	c.start(l.Node().Do)
-	c.apply(r.Update())
-	at := netip.MustParseAddrPort("192.168.0.2:30100")
-	eventually(t, "the port answers 503", func() bool { return l.code(at) == 503 })
-	response := l.get(at)
-	if got := response.Header.Get("X-Load-Balancing-Endpoint-Weight"); got != "0" {
-		t.Errorf("weight %q; want 0", got)
-	}
-	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"a\",\n\t\t\"name\": \"b\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"
-	if body, _ := io.ReadAll(response.Body); string(body) != want {
-		t.Errorf("body %s; want %s", body, want)
-	}
-	o := r.State().Outcome(proxy.Packet{
-		Protocol: proxy.TCP, Src: netip.MustParseAddr("203.0.113.2"), Dst: netip.MustParseAddrPort("1.2.3.4:80"), In: "eth0",
-	})
-	if len(o.Backends) != 1 || o.Backends[0].Addr != netip.MustParseAddrPort("10.0.9.3:80") || o.Backends[0].Masquerade {
-		t.Errorf("packet: %+v; want it to reach the terminating endpoint as it is", o)
-	}
 }
 
 // slowAddresses takes its time to list addresses, and counts how often it does.
