@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/conformance/lab"
-	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ct"
@@ -96,11 +93,9 @@ func (s *testbed) addPod(addrs ...netip.Addr) *lab.Host {
 func (s *testbed) serve(h *lab.Host, addrs []netip.Addr) {
 	s.t.Helper()
 	for _, a := range addrs {
-		for _, p := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
-			ln, err := h.Listen(p, netip.AddrPortFrom(a, 5353))
-			s.check(err)
-			s.t.Cleanup(func() { ln.Close() })
-		}
+		ln, err := h.Listen(proxy.UDP, netip.AddrPortFrom(a, 5353))
+		s.check(err)
+		s.t.Cleanup(func() { ln.Close() })
 	}
 }
 
@@ -168,10 +163,7 @@ func (s *testbed) service(f proxy.Family, edit ...func(*v1.Service)) *v1.Service
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "dns"},
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeLoadBalancer, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []v1.IPFamily{v1.IPFamily(f.String())},
-			Ports: []v1.ServicePort{
-				{Name: "u", Protocol: v1.ProtocolUDP, Port: 53, NodePort: 30053},
-				{Name: "s", Protocol: v1.ProtocolSCTP, Port: 53},
-			},
+			Ports: []v1.ServicePort{{Name: "u", Protocol: v1.ProtocolUDP, Port: 53, NodePort: 30053}},
 		},
 		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "198.51.100.1"}}}},
 	}
@@ -293,9 +285,9 @@ func (c *client) wantSilence() {
 }
 
 // entries returns the tracked flows to an address.
-func (s *testbed) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
+func (s *testbed) entries(dst netip.AddrPort) []ct.Flow {
 	s.t.Helper()
-	flows, err := s.flows.Dump(s.t.Context(), ct.Filter{IPv6: dst.Addr().Is6(), Protocol: uint8(p)},
+	flows, err := s.flows.Dump(s.t.Context(), ct.Filter{IPv6: dst.Addr().Is6(), Protocol: uint8(proxy.UDP)},
 		func(f *ct.Flow) bool { return f.Orig.Dst == dst })
 	s.check(err)
 	return flows
@@ -359,7 +351,7 @@ func TestLabServingTerminating(t *testing.T) {
 	s.endpoints(proxy.IPv4, "ready", "")
 	c := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
 	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
-	before := s.entries(proxy.UDP, c.dst)
+	before := s.entries(c.dst)
 
 	s.endpoints(proxy.IPv4, "draining", "ready")
 	fresh := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
@@ -371,8 +363,8 @@ func TestLabServingTerminating(t *testing.T) {
 		t.Errorf("the flow of a draining endpoint moved to %v", by)
 	}
 	same := func(f ct.Flow) bool { return f == before[0] }
-	if len(before) != 1 || !slices.ContainsFunc(s.entries(proxy.UDP, c.dst), same) {
-		t.Errorf("the entry of %v was %v, and is among %v", c.LocalAddr(), before, s.entries(proxy.UDP, c.dst))
+	if len(before) != 1 || !slices.ContainsFunc(s.entries(c.dst), same) {
+		t.Errorf("the entry of %v was %v, and is among %v", c.LocalAddr(), before, s.entries(c.dst))
 	}
 	s.endpoints(proxy.IPv4, "", "ready")
 	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
@@ -381,148 +373,33 @@ func TestLabServingTerminating(t *testing.T) {
 // TestLabAddedFrontends translates flows that began before their destination
 // became a frontend (case ct-04 of the packet table).
 func TestLabAddedFrontends(t *testing.T) {
-	tests := []struct {
-		name, dst string
-		add       func(*v1.Service)
-	}{
-		{"externalIP", "192.168.99.22:53", func(s *v1.Service) { s.Spec.ExternalIPs = []string{"192.168.99.22"} }},
-		{"load balancer", "198.51.100.9:53", func(s *v1.Service) {
-			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: "198.51.100.9"})
-		}},
-		{"NodePort", "192.168.0.2:30099", func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30099 }},
-		{"port", "198.51.100.1:8053", func(s *v1.Service) { s.Spec.Ports[0].Port = 8053 }},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newTestbed(t)
-			s.service(proxy.IPv4)
-			s.endpoints(proxy.IPv4, "ready", "")
-			if tt.name == "NodePort" {
-				// A program of the node has the port until then.
-				ln, err := s.Node().Listen(proxy.UDP, netip.MustParseAddrPort("192.168.0.2:30099"))
-				s.check(err)
-				defer ln.Close()
-			}
-			c := s.dial(s.Outside(), outsideIP, tt.dst)
-			for end := time.Now().Add(patience); len(s.entries(proxy.UDP, c.dst)) == 0; c.ask() {
-				if time.Now().After(end) {
-					t.Fatal("the flow is not tracked")
-				}
-			}
-			if f := s.entries(proxy.UDP, c.dst)[0]; f.Reply.Src != c.dst {
-				t.Fatalf("flow %v is translated already", &f)
-			}
-			s.service(proxy.IPv4, tt.add)
-			c.wantAnswersBy(endpoint(proxy.IPv4, 0))
-		})
-	}
-}
-
-// TestLabOthers checks that similar flows that are not to our frontends are left alone.
-func TestLabOthers(t *testing.T) {
 	s := newTestbed(t)
-	svc := s.service(proxy.IPv4)
+	s.service(proxy.IPv4)
 	s.endpoints(proxy.IPv4, "ready", "")
-	elsewhere := netip.MustParseAddrPort("198.51.100.77:30053")
-	ln, err := s.Outside().Listen(proxy.UDP, elsewhere)
+	// A program of the node has the NodePort until then.
+	ln, err := s.Node().Listen(proxy.UDP, netip.MustParseAddrPort("192.168.0.2:30099"))
 	s.check(err)
 	defer ln.Close()
-	other := s.dial(s.pod, netip.Addr{}, elsewhere.String())
-	if by := other.wantAnswers(); by != elsewhere {
-		t.Fatalf("%v is answered by %v", elsewhere, by)
-	}
-	before := s.entries(proxy.UDP, elsewhere)
-	ours := s.dial(s.Outside(), outsideIP, "192.168.0.2:30053")
-	ours.wantAnswers()
-
-	s.resolver.Services.Update(svc, nil)
-	s.apply()
-	ours.wantSilence()
-	after := s.entries(proxy.UDP, elsewhere)
-	if len(before) != 1 || len(after) != 1 || before[0] != after[0] {
-		t.Errorf("a forwarded flow to another host's port 30053 was %v and is %v", before, after)
-	}
-	if by := other.wantAnswers(); by != elsewhere {
-		t.Errorf("%v is answered by %v", elsewhere, by)
-	}
-}
-
-// onLoopback changes the node's loopback link.
-func (s *testbed) onLoopback(change func(netlink.Link) error) {
-	s.t.Helper()
-	s.check(s.Node().Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
+	var clients []*client
+	for _, dst := range []string{"192.168.99.22:8053", "198.51.100.9:8053", "192.168.0.2:30099", "198.51.100.1:8053"} {
+		c := s.dial(s.Outside(), outsideIP, dst)
+		for end := time.Now().Add(patience); len(s.entries(c.dst)) == 0; c.ask() {
+			if time.Now().After(end) {
+				t.Fatalf("the flow to %s is not tracked", dst)
+			}
 		}
-		return change(lo)
-	}))
-}
-
-// TestLabLocalRoute uses a NodePort at an address that the node has only through a local route, as
-// cloud agents add them for load balancers.
-func TestLabLocalRoute(t *testing.T) {
-	s := newTestbed(t)
-	s.onLoopback(func(lo netlink.Link) error {
-		return netlink.RouteAdd(&netlink.Route{
-			LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(198, 51, 100, 128), Mask: net.CIDRMask(25, 32)},
-			Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
-		})
+		if f := s.entries(c.dst)[0]; f.Reply.Src != c.dst {
+			t.Fatalf("flow %v is translated already", &f)
+		}
+		clients = append(clients, c)
+	}
+	s.service(proxy.IPv4, func(s *v1.Service) {
+		s.Spec.ExternalIPs = []string{"192.168.99.22"}
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: "198.51.100.9"})
+		s.Spec.Ports[0].NodePort, s.Spec.Ports[0].Port = 30099, 8053
 	})
-	s.service(proxy.IPv4)
-	s.endpoints(proxy.IPv4, "ready", "")
-	c := s.dial(s.Outside(), outsideIP, "198.51.100.200:30053")
-	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
-	s.endpoints(proxy.IPv4, "", "ready")
-	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
-}
-
-// TestLabVirtualAddressAway replaces an endpoint while the address that a client uses belongs to
-// another node.
-func TestLabVirtualAddressAway(t *testing.T) {
-	s := newTestbed(t)
-	vip := netip.MustParseAddrPort("198.51.100.200:30053")
-	on := &netlink.Addr{IPNet: &net.IPNet{IP: vip.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}}
-	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrAdd(lo, on) })
-	s.service(proxy.IPv4)
-	s.endpoints(proxy.IPv4, "ready", "")
-	c := s.dial(s.Outside(), outsideIP, vip.String())
-	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
-	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrDel(lo, on) })
-	s.endpoints(proxy.IPv4, "", "ready")
-	for end := time.Now().Add(patience); len(s.entries(proxy.UDP, vip)) > 0; {
-		if time.Now().After(end) {
-			t.Fatal("the flow is still tracked")
-		}
-	}
-	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrAdd(lo, on) })
-	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
-}
-
-// TestLabSCTP ends associations with a removed endpoint.
-func TestLabSCTP(t *testing.T) {
-	s := newTestbed(t)
-	s.service(proxy.IPv4)
-	s.endpoints(proxy.IPv4, "ready", "")
-	vip := netip.MustParseAddrPort("172.30.0.10:53")
-	if err := s.Supports(proxy.SCTP); err != nil {
-		t.Skip(err)
-	}
-	seen, err := s.pod.Probe(t.Context(), []traffic.Flow{{
-		Protocol: proxy.SCTP, Src: netip.MustParseAddr(clientIPs[proxy.IPv4]), Dst: vip, Patience: time.Second,
-	}})
-	s.check(err)
-	if seen[0].Fate != traffic.Answered {
-		t.Fatalf("association: %v", seen[0])
-	}
-	if n := len(s.entries(proxy.SCTP, vip)); n != 1 {
-		t.Fatalf("%d associations tracked; want 1", n)
-	}
-	s.endpoints(proxy.IPv4, "", "ready")
-	for end := time.Now().Add(patience); len(s.entries(proxy.SCTP, vip)) > 0; {
-		if time.Now().After(end) {
-			t.Fatal("the association is still tracked")
-		}
+	for _, c := range clients {
+		c.wantAnswersBy(endpoint(proxy.IPv4, 0))
 	}
 }
 
@@ -534,7 +411,7 @@ func TestLabRestart(t *testing.T) {
 	s.endpoints(proxy.IPv4, "ready", "")
 	right := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
 	right.wantAnswersBy(endpoint(proxy.IPv4, 0))
-	before := s.entries(proxy.UDP, right.dst)
+	before := s.entries(right.dst)
 	s.endpoints(proxy.IPv4, "draining", "ready")
 	wrong := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
 	wrong.wantAnswersBy(endpoint(proxy.IPv4, 1))
@@ -553,7 +430,7 @@ func TestLabRestart(t *testing.T) {
 	s.rec.Applied(s.resolver.State().Node, first, true)
 	wrong.wantAnswersBy(endpoint(proxy.IPv4, 0))
 	same := func(f ct.Flow) bool { return f == before[0] }
-	if len(before) != 1 || !slices.ContainsFunc(s.entries(proxy.UDP, right.dst), same) {
+	if len(before) != 1 || !slices.ContainsFunc(s.entries(right.dst), same) {
 		t.Errorf("the entry %v is not as before", before)
 	}
 }
