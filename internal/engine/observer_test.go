@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -16,86 +17,85 @@ import (
 	"sluice/internal/resolve"
 )
 
-// diary is an observer that writes down what it is told.
-type diary struct{ lines []string }
+// diary is an observer that writes down what it is told, between the writes of the dataplane.
+type diary struct{ plane *fakePlane }
 
-func (d *diary) Queued()            { d.lines = append(d.lines, "queued") }
-func (d *diary) Repairing()         { d.lines = append(d.lines, "repairing") }
-func (d *diary) Began(*proxy.Delta) { d.lines = append(d.lines, "began") }
-func (d *diary) Done(_ context.Context, r Result) {
-	d.lines = append(d.lines, fmt.Sprintf("done full=%t ok=%t", r.Full, r.Err == nil))
+func (d diary) add(format string, args ...any) {
+	d.plane.with(func(f *fakePlane) { f.calls = append(f.calls, fmt.Sprintf(format, args...)) })
+}
+
+func (d diary) Queued()    { d.add("queued") }
+func (d diary) Repairing() { d.add("repairing") }
+
+func (d diary) Began(c *proxy.Delta) { d.add("began +%d -%d", len(c.Upserts), len(c.Removes)) }
+
+func (d diary) Done(_ context.Context, r Result) {
+	if r.Err != nil {
+		d.add("failed full=%t", r.Full)
+		return
+	}
+	d.add("done full=%t +%d -%d", r.Full, len(r.Changed.Upserts), len(r.Changed.Removes))
 	if r.Problems > 0 {
-		d.lines = append(d.lines, fmt.Sprintf("problems %d", r.Problems))
+		d.add("problems %d", r.Problems)
 	}
 }
 
-func (d *diary) ServiceSeen(pending int) {
-	d.lines = append(d.lines, fmt.Sprintf("service %d", pending))
+func (d diary) ServiceSeen(pending int) { d.add("service %d", pending) }
+func (d diary) NodeSeen(n *v1.Node)     { d.add("node %t", n != nil) }
+
+func (d diary) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
+	d.add("slice old=%t new=%t %d", old != nil, cur != nil, pending)
 }
 
-func (d *diary) NodeSeen(n *v1.Node) {
-	d.lines = append(d.lines, fmt.Sprintf("node %t", n != nil))
-}
-
-func (d *diary) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
-	d.lines = append(d.lines, fmt.Sprintf("slice old=%t new=%t %d", old != nil, cur != nil, pending))
-}
-
-// TestObserver checks which calls an observer gets, and in which order.
+// TestObserver checks which calls an observer gets, and in which order: each write is announced
+// before it begins, and its result told when it has ended.
 func TestObserver(t *testing.T) {
-	d := &diary{}
-	run(t, func(s *Settings) { s.Observer = d }, func(l *lab) {
+	run(t, func(s *Settings) { s.Observer = diary{s.Dataplane.(*fakePlane)} }, func(l *lab) {
 		l.start()
 		synctest.Wait()
-		if n := len(d.lines); n < 3 || d.lines[n-2] != "began" || d.lines[n-1] != "done full=true ok=true" {
-			t.Errorf("after the start: %q", d.lines)
+		all := l.plane.takeCalls()
+		if n := len(all); n < 3 || !slices.Equal(all[n-3:], []string{"began +2 -0", "sync 2", "done full=true +2 -0"}) {
+			t.Errorf("after the start: %q", all)
 		}
+		step := []string{"slice old=false new=true 1", "queued", "began +1 -0", "apply +1 -0", "done full=false +1 -0"}
 		for _, c := range []struct {
+			name  string
 			event func()
 			want  []string
 		}{
-			{
-				func() { l.OnEndpointSliceUpdate(endpoints("web", 1), endpoints("web", 2)) },
-				[]string{"slice old=true new=true 1", "queued", "began", "done full=false ok=true"},
-			},
-			{
-				func() { l.OnEndpointSliceUpdate(endpoints("web", 2), endpoints("web", 2)) },
-				[]string{"slice old=true new=true 0"},
-			},
-			{
-				func() { l.OnEndpointSliceDelete(endpoints("web", 2)) },
-				[]string{"slice old=true new=false 1", "queued", "began", "done full=false ok=true"},
-			},
-			{
-				func() { l.OnNodeAdd(&v1.Node{}); l.OnNodeDelete(nil) },
-				[]string{"node true", "node false"},
-			},
-			{
-				func() {
-					bad := endpoints("web", 1)
-					bad.Endpoints[0].Addresses = []string{"nonsense"}
-					l.OnEndpointSliceAdd(bad)
-				},
-				[]string{"slice old=false new=true 1", "queued", "began", "done full=false ok=true", "problems 1"},
-			},
-			{
-				func() { l.OnEndpointSliceDelete(endpoints("web", 1)) },
-				[]string{"slice old=true new=false 1", "queued", "began", "done full=false ok=true"},
-			},
-			{
-				func() { l.plane.seen <- "row gone" },
-				[]string{"repairing", "queued", "began", "done full=true ok=true"},
-			},
-			{
-				func() { l.plane.faults = []fault{nothing}; l.OnServiceDelete(service("web", 2)) },
-				[]string{"service 1", "queued", "began", "done full=false ok=false"},
-			},
+			{"another endpoint", func() { l.change(1) }, step},
+			{"the same one", func() { l.change(1) }, []string{"slice old=false new=true 0"}},
+			{"none", func() { l.OnEndpointSliceDelete(endpoints("web", 1)) }, append([]string{"slice old=true new=false 1"}, step[1:]...)},
+			{"a Node", func() { l.OnNodeAdd(&v1.Node{}); l.OnNodeDelete(nil) }, []string{"node true", "node false"}},
+			{"a problem", func() {
+				bad := endpoints("web", 1)
+				bad.Endpoints[0].Addresses = []string{"nonsense"}
+				l.OnEndpointSliceUpdate(bad, bad)
+			}, []string{"slice old=true new=true 1", "queued", "began +0 -0", "done full=false +0 -0", "problems 1"}},
+			{"its end", func() { l.change(1) }, step},
+			{"drift", func() { l.plane.seen <- "row gone" }, []string{"repairing", "queued", "began +0 -0", "sync 2", "done full=true +0 -0"}},
+			{"the kernel takes nothing", func() {
+				l.plane.faults = []fault{nothing}
+				l.change(2)
+			}, append(append(step[:4:4], "failed full=false"), step[2:]...)},
+			{"the kernel takes half", func() {
+				l.plane.faults = []fault{halfWay}
+				l.change(3)
+			}, append(step[:4:4], "failed full=false", "began +1 -0", "sync 2", "done full=true +1 -0")},
+			{"the kernel refuses all", func() {
+				l.refuse("web", "busy")
+				l.change(4)
+			}, append(step[:4:4], "done full=false +0 -0", "began +1 -0", "apply +1 -0", "done full=false +0 -0")},
+			{"a Service goes", func() {
+				l.accept("web")
+				l.OnServiceDelete(service("web", 2))
+			}, []string{"service 1", "queued", "began +0 -1", "apply +0 -1", "done full=false +0 -1"}},
 		} {
-			d.lines = nil
 			c.event()
+			time.Sleep(2*retryMin - ms)
 			synctest.Wait()
-			if !slices.Equal(d.lines, c.want) {
-				t.Errorf("told %q, want %q", d.lines, c.want)
+			if diff := cmp.Diff(c.want, l.plane.takeCalls()); diff != "" {
+				t.Errorf("%s: calls mismatch (-want +got):\n%s", c.name, diff)
 			}
 		}
 	})
