@@ -150,15 +150,6 @@ func TestFlagsForModeNFTables(t *testing.T) {
 	}
 }
 
-func TestGatesReachTheResolver(t *testing.T) {
-	for args, want := range map[string]bool{"": false, "--feature-gates=AllowServiceExternalIPs=false": true} {
-		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.resolveSettings(t.Context(), nil)
-		if err != nil || rules.IgnoreExternalIPs != want {
-			t.Errorf("%q: external IPs are ignored: %t, error %v", args, rules.IgnoreExternalIPs, err)
-		}
-	}
-}
-
 func TestGatesBecomeMetrics(t *testing.T) {
 	open := func(set map[string]bool) {
 		gates, err := config.NewGates(set)

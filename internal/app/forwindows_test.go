@@ -101,9 +101,6 @@ func TestWindowsSettings(t *testing.T) {
 			if diff := cmp.Diff(tt.want, o.settingsOf(c).Kernelspace, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("settings mismatch (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.want, o.settingsOf(c).Kernelspace, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("settings of a cleanup mismatch (-want +got):\n%s", diff)
-			}
 		})
 	}
 }

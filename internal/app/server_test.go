@@ -215,6 +215,12 @@ func TestResolveSettings(t *testing.T) {
 			objectSource{},
 			resolve.Settings{},
 		},
+		{
+			"cluster, external IPs ignored",
+			[]string{"--feature-gates=AllowServiceExternalIPs=false"},
+			objectSource{},
+			resolve.Settings{NodePortAddresses: primary, IgnoreExternalIPs: true},
+		},
 		{"cluster, mode iptables", []string{"--proxy-mode=iptables"}, objectSource{}, resolve.Settings{LocalhostNodePorts: true}},
 		{"folder with our Node", nil, objectSource{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
 		{"folder without", nil, objectSource{manifests: empty}, resolve.Settings{}},
