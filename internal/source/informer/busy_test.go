@@ -2,6 +2,9 @@ package informer
 
 import (
 	"context"
+	"errors"
+	"net"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,37 +18,43 @@ import (
 	"sluice/internal/source"
 )
 
-// busyServer has too many requests until a number of them were refused.
-type busyServer struct {
-	refusals   int
-	retryAfter int // seconds; 0: it does not say
+// failing is a server that refuses requests for as long as there is an error.
+type failing struct {
+	refuse func(tries int) error // after so many lists in the form of a watch
 
 	began   time.Time
 	watches []time.Duration // when a list in the form of a watch was asked for
 	lists   int
 }
 
-func (s *busyServer) List(context.Context, metav1.ListOptions) (runtime.Object, error) {
+func (s *failing) List(context.Context, metav1.ListOptions) (runtime.Object, error) {
 	s.lists++
-	return &v1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
+	return &v1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, s.refuse(len(s.watches))
 }
 
-func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if o.SendInitialEvents == nil || !*o.SendInitialEvents {
-		return watch.NewFake(), nil
-	}
-	s.watches = append(s.watches, time.Since(s.began))
-	if len(s.watches) <= s.refusals {
-		return nil, apierrors.NewTooManyRequests("busy", s.retryAfter)
-	}
+func (s *failing) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	w := watch.NewRaceFreeFake()
-	w.Action(watch.Bookmark, &v1.Service{ObjectMeta: metav1.ObjectMeta{
-		ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}})
-	return w, nil
+	if isWatchList(o) {
+		s.watches = append(s.watches, time.Since(s.began))
+		w.Action(watch.Bookmark, &v1.Service{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}})
+	}
+	return w, s.refuse(len(s.watches))
 }
 
-// watched plays an informer on a busy server for a while, and returns how long
+// busy returns a server that has too many requests until a number of them were refused. It says
+// after how many seconds to ask again, unless that is 0.
+func busy(refusals, retryAfter int) *failing {
+	return &failing{began: time.Now(), refuse: func(tries int) error {
+		if tries <= refusals {
+			return apierrors.NewTooManyRequests("busy", retryAfter)
+		}
+		return nil
+	}}
+}
+
+// watched plays an informer on a server for a while, and returns how long
 // it took to end.
 func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,7 +90,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter, began: time.Now()}
+				s := busy(4, tt.retryAfter)
 				watched(s, func(to *store[*v1.Service]) {
 					<-to.listed
 					synctest.Wait()
@@ -102,7 +111,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 // TestBusyServerDoesNotHoldUpTheEnd stops while a pause is on.
 func TestBusyServerDoesNotHoldUpTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &busyServer{refusals: 1000, retryAfter: 600, began: time.Now()}
+		s := busy(1000, 600)
 		took := watched(s, func(*store[*v1.Service]) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
@@ -114,4 +123,42 @@ func TestBusyServerDoesNotHoldUpTheEnd(t *testing.T) {
 			t.Errorf("a server that wants ten minutes was asked %d times in an hour", n)
 		}
 	})
+}
+
+// TestServerIsBack lets a server fail for ten minutes. One that could not be reached
+// is found again at once, as what was missed meanwhile is still sent to endpoints that
+// may be gone; one that answers with errors has been asked a few times only.
+func TestServerIsBack(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	reset := &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}
+	for name, tt := range map[string]struct {
+		with   error
+		within time.Duration
+		tries  int
+	}{
+		"refused":   {refused, 10 * time.Second, 300},
+		"reset":     {reset, 10 * time.Second, 300},
+		"in itself": {errors.New("etcd does not answer"), time.Minute, 60},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				back := time.Now().Add(10 * time.Minute)
+				s := &failing{began: time.Now(), refuse: func(int) error {
+					if time.Now().Before(back) {
+						return tt.with
+					}
+					return nil
+				}}
+				watched(s, func(to *store[*v1.Service]) {
+					<-to.listed
+					if late := time.Since(back); late < 0 || late > tt.within {
+						t.Errorf("the server is found %v after it is back, want at most %v", late, tt.within)
+					}
+				})
+				if s.lists > tt.tries {
+					t.Errorf("it was asked %d times meanwhile, want at most %d", s.lists, tt.tries)
+				}
+			})
+		})
+	}
 }
