@@ -61,10 +61,11 @@ test-short: ## the tests that need seconds
 	cd test/deploy && $(GOTEST) -short ./...
 
 # Where tests only judge packets, or a daemon that was built without it, the race detector finds nothing and takes most of
-# the time: the packet tables of modes that are rules in the kernel, and test/daemon. Mode userspace relays packets itself.
+# the time: the packet tables of modes that are rules in the kernel, with packets and in memory, and test/daemon. Mode userspace
+# relays packets itself.
 MODES   := $(addprefix sluice/internal/dataplane/,nftables iptables ipvs ebpf)
 DAEMON  := sluice/test/daemon sluice/test/daemon/%
-PACKETS := ^Test(Conformance|Bridged|Random|Balancing)(Legacy|Routed|Untracked)?$$
+PACKETS := ^Test((Conformance|Bridged|Random|Balancing)(Legacy|Routed|Untracked)?|(Random|Policy)?Model|Hops)$$
 ALL      = $(shell go list ./...)
 
 test-go: ## the tests of this module with the race detector, except what the next three run
