@@ -37,7 +37,7 @@ func model(t *testing.T) conformance.Model {
 func TestModel(t *testing.T) { conformance.RunModel(t, model(t)) }
 
 // TestRandomModel does so for random states and packets.
-func TestRandomModel(t *testing.T) { conformance.RunRandomModel(t, model(t), 1, 200) }
+func TestRandomModel(t *testing.T) { conformance.RunRandomModel(t, model(t), 1, 100) }
 
 // TestPolicyModel does so for every combination that policy depends on.
 func TestPolicyModel(t *testing.T) { conformance.RunPolicyModel(t, model(t)) }
