@@ -9,7 +9,7 @@ DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
 .PHONY: build build-windows krew image demo check test fuzz soak test-arm64 reliability test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps \
-	vet test-short test-go test-modes test-packets test-daemon test-deploy test-image test-page test-cluster test-windows test-vm test-programs
+	vet test-short test-go test-modes test-packets test-daemon test-deploy test-image test-page test-cluster test-guest test-windows test-vm test-programs
 
 # The race detector needs cgo; the daemon does not.
 build: ## build the static bin/sluice and bin/kubectl-sluice, and the manual page, bin/sluice.1
@@ -90,7 +90,10 @@ test-page: ## the page, in a browser
 	cd test/page && $(GOTEST) -count 1 -race -timeout 10m ./...
 
 test-cluster: ## a real etcd, API server and kube-proxy
-	cd test/cluster && $(GOTEST) ./process ./apiserver ./peers/... && $(GOTEST) -timeout 40m
+	cd test/cluster && $(GOTEST) ./process ./apiserver ./peers/... && $(GOTEST) -timeout 40m -skip '^TestInGuest$$'
+
+test-guest: ## changes from and to mode ipvs, on kernel 6.1 in a virtual machine
+	cd test/cluster && $(GOTEST) -timeout 40m -run '^TestInGuest$$' . -in-memory
 
 test-windows: ## beside kube-proxy for Windows, under Wine
 	cd test/cluster/windows && $(GOTEST) -timeout 40m
