@@ -150,4 +150,27 @@ var ofEngine = []mutation{
 		"\t\t\tdelete(c.checks, change.Key())\n", "",
 		[]string{"internal/health"},
 	},
+	{
+		"conntrack: flows to a NodePort's number at other hosts are ended", wrongList, "internal/conntrack/reconciler.go",
+		"return proxy.WithinOutermost(c.local, f.Orig.Dst.Addr()) ||", "return f.Orig.Dst.IsValid() ||", byConntrack,
+	},
+	{
+		"engine: a write is announced without its rows", wrongReport, "internal/engine/engine.go",
+		"e.observer.Began(w.step)", "e.observer.Began(&proxy.Delta{})", byEngine,
+	},
+	{
+		"explain: a write that is late is not told", wrongReport, "internal/explain/reason.go",
+		"case !sameOutcome(x.want, x.now):", "case false:",
+		[]string{"internal/explain", "test/daemon/explain"},
+	},
+	{
+		"explain: a kernel that differs agrees", wrongReport, "internal/explain/kernel.go",
+		"case len(is.Differences) > 0:", "case len(is.Differences) > maxListed:",
+		[]string{"internal/explain", "test/daemon/explain"},
+	},
+	{
+		"cli: overrides of direction reach the terminal", wrongReport, "internal/cli/text.go",
+		"\t\tif !unicode.IsPrint(r) {", "\t\tif !unicode.IsPrint(r) && r != '\\u202e' {",
+		[]string{"internal/cli"},
+	},
 }
