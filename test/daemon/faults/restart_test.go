@@ -66,6 +66,10 @@ func TestRestartsWriteNothing(t *testing.T) {
 				bed.Report(failed)
 				bed.WantAlive(open, "after the last restart")
 			}
+			d.End(ends[0])
+			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB)) // while nobody looks
+			bed.Start(nil)
+			testbed.Eventually(t, "what changed meanwhile", bed.Answers(testbed.ClusterIP, testbed.PodB))
 			reliability.Record(t, reliability.Result{
 				Fault: "daemon killed (SIGKILL) or stopped (SIGTERM) while nothing changes", Mode: mode, Tried: restarts, Requests: made, Failed: len(failed), Repairs: repairs,
 				Note: note,
