@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -348,11 +349,11 @@ func TestReasonsAreDocumented(t *testing.T) {
 // kernel is a dataplane that refuses rows or fails.
 type kernel struct {
 	refuse string // the name of the Services to refuse
-	fail   bool
+	fail   atomic.Bool
 }
 
 func (k *kernel) refused(s *proxy.State) (proxy.Refused, error) {
-	if k.fail {
+	if k.fail.Load() {
 		return nil, errors.New("no kernel")
 	}
 	r := proxy.Refused{}
@@ -433,13 +434,13 @@ func TestExplainKernel(t *testing.T) {
 		}
 		endpoint("10.1.0.1")
 		goesTo("10.1.0.1", statusapi.Forwarded)
-		k.fail = true
+		k.fail.Store(true)
 		endpoint("10.1.0.2")
 		goesTo("10.1.0.1", statusapi.NotSynced)
-		k.fail = false
+		k.fail.Store(false)
 		time.Sleep(time.Hour) // It is tried again.
 		goesTo("10.1.0.2", statusapi.Forwarded)
-		k.fail = true
+		k.fail.Store(true)
 		old := &v1.Service{}
 		old.Namespace, old.Name = "ns", "dns"
 		e.OnServiceUpdate(old, nil)
