@@ -27,7 +27,7 @@ func Evaluate(n netfilter.Node, p proxy.Packet, want Expect) error {
 		v := map[netfilter.Verdict]proxy.Verdict{netfilter.Drop: proxy.Drop, netfilter.Reject: proxy.Reject}[e.Verdict]
 		switch {
 		case e.Verdict != netfilter.Accept:
-		case e.Dst == p.Dst:
+		case e.Dst == p.Dst && !e.Masqueraded && !e.Socket.IsValid():
 			v = proxy.Untouched
 		default:
 			v = proxy.Forward
@@ -56,7 +56,7 @@ func describeEnds(ends []netfilter.End) string {
 		case netfilter.Reject:
 			out = append(out, "reject")
 		default:
-			out = append(out, fmt.Sprintf("%v, masqueraded %t", e.Dst, e.Masqueraded))
+			out = append(out, fmt.Sprintf("%v, masqueraded %t, listener %v", e.Dst, e.Masqueraded, e.Socket))
 		}
 	}
 	return strings.Join(out, "; ")
