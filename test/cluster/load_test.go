@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -41,7 +40,6 @@ type tally struct {
 	answered map[proxy.Protocol]int
 	failed   map[proxy.Protocol]int
 	failures []string
-	lost     []string // failures of UDP
 	slowest  time.Duration
 	slow     string // which that was
 }
@@ -49,9 +47,6 @@ type tally struct {
 func newTally() tally {
 	return tally{answered: map[proxy.Protocol]int{}, failed: map[proxy.Protocol]int{}}
 }
-
-// all returns all failures.
-func (t tally) all() []string { return slices.Concat(t.failures, t.lost) }
 
 // stream is one client of a load.
 type stream struct {
@@ -120,11 +115,8 @@ func (l *load) count(one stream, sent time.Time, seen []traffic.Seen, err error)
 			continue
 		}
 		l.recent.failed[one.protocol]++
-		list := &l.recent.failures
-		if one.protocol == proxy.UDP {
-			list = &l.recent.lost
-		}
-		*list = append(*list, fmt.Sprintf("%s %s %v to %v: %v", sent.Format("15:04:05.000"), one.from.name, one.protocol, one.to, what))
+		l.recent.failures = append(l.recent.failures, fmt.Sprintf("%s %s %v to %v: %v",
+			sent.Format("15:04:05.000"), one.from.name, one.protocol, one.to, what))
 	}
 }
 
@@ -157,11 +149,11 @@ func (s *scene) report(l *load) {
 	s.Helper()
 	l.stop()
 	t := l.take()
-	s.Logf("%d requests answered, %d failed", t.answered[proxy.TCP], len(t.all()))
+	s.Logf("%d requests answered, %d failed", t.answered[proxy.TCP], len(t.failures))
 	if t.answered[proxy.TCP] == 0 {
 		s.Error("not one request was answered")
 	}
-	s.blame(t.all())
+	s.blame(t.failures)
 }
 
 // blame fails the test for each of some failures, up to a number.

@@ -57,7 +57,7 @@ func TestControlPlaneLost(t *testing.T) {
 		if seen.answered[proxy.TCP] == 0 {
 			t.Errorf("%s: not one request was answered", modes[i])
 		}
-		s.blame(seen.all())
+		s.blame(seen.failures)
 	}
 	s.report(all)
 }
