@@ -3,9 +3,12 @@ package traffic
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -278,12 +281,43 @@ func (n *testNode) finish(c net.Conn) {
 	n.check(c.Close())
 }
 
+// forget removes all flows, once the pod and the node have seen the end of all connections. The last
+// packet of one would begin another flow.
+func (n *testNode) forget() {
+	n.Helper()
+	n.await(func() string { return n.unfinished(n.pod) + n.unfinished(n.Node()) })
+	n.check(n.Node().FlushConntrack())
+}
+
+// unfinished describes the TCP sockets of a host that wait for a packet.
+func (n *testNode) unfinished(h *lab.Host) (all string) {
+	n.Helper()
+	for _, family := range []string{"tcp", "tcp6"} {
+		n.check(h.Do(func() error {
+			table, err := os.ReadFile("/proc/thread-self/net/" + family)
+			for _, line := range strings.Split(strings.TrimSpace(string(table)), "\n")[1:] {
+				const state, timeWait, listen = 3, "06", "0A"
+				if f := strings.Fields(line); f[state] != timeWait && f[state] != listen {
+					all += fmt.Sprintln(h.Name, line)
+				}
+			}
+			return err
+		}))
+	}
+	return all
+}
+
 // eventually counts until a condition holds.
 func (n *testNode) eventually(is func() string) {
 	n.Helper()
+	n.await(func() string { n.refresh(); return is() })
+}
+
+// await waits until nothing is wrong.
+func (n *testNode) await(is func() string) {
+	n.Helper()
 	var wrong string
 	for end := time.Now().Add(patience); time.Now().Before(end); {
-		n.refresh()
 		if wrong = is(); wrong == "" {
 			return
 		}

@@ -57,7 +57,7 @@ func (n *testNode) warm() {
 			}))
 		}
 	}
-	n.check(n.Node().FlushConntrack())
+	n.forget()
 }
 
 // wantExactly waits for the counts of a row, without headers, which only sockets can count exactly.
