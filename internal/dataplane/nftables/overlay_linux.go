@@ -119,9 +119,7 @@ func (t *table) socketBaseChains() []*chain {
 		t.rule().meta(expr.MetaKeyMARK).hasAny(t.overlay.Sockets.Own).accept().comment("packets of the program to this host"),
 		t.rule().tcpSYN().untranslated().jump(services).comment("new connections to Services"),
 	}, in.rules...)
-	in.rules = append(in.rules,
-		t.acceptTranslated(),
-		t.datagramsToServices())
+	in.rules = append(in.rules, t.datagramsToServices())
 	out.rules = append(out.rules, t.outputToProgram()...)
 	// The kernel translates the existing flows of another mode only while base chains of
 	// type nat exist.
@@ -142,6 +140,9 @@ func (t *table) openConnectionChains() (in, out *chain) {
 		icmp = unix.IPPROTO_ICMPV6
 	}
 	in = t.baseChain("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
+		// The reply to such a flow may go to the address and port of a socket of the program: the
+		// client reuses a port that the program has chosen for it.
+		t.acceptTranslated(),
 		t.rule().protocol().eq([]byte{unix.IPPROTO_TCP}).socketIsTransparent().setSocketMark().accept().comment("packets of an open connection"),
 		t.rule().protocol().eq([]byte{unix.IPPROTO_UDP}).socketIsTransparent().socketIsReady().setSocketMark().accept().
 			comment("datagrams of a connected socket"),
@@ -317,7 +318,7 @@ func (o Overlay) Reduce(ctx context.Context) error {
 		others := func() *nft.Rule { return t.rule().newFlow().accept().comment("another mode handles new connections") }
 		in.rules = append(in.rules,
 			t.rule().meta(expr.MetaKeyMARK).hasAny(o.Sockets.Mark).jump(services).comment("sent here before the change of mode"),
-			t.acceptTranslated(), others(), t.datagramsToServices())
+			others(), t.datagramsToServices())
 		out.rules = append(append(out.rules, others()), t.outputToProgram()...)
 		for name := range listing.Hooks {
 			if name != in.Name && name != out.Name {

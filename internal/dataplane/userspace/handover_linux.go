@@ -100,6 +100,7 @@ func (s *server) handOver(to *net.UnixConn) {
 					send(handoverMessage{Connection: &x.connectionState}, x.descriptors()...)
 				}
 			case *session:
+				_ = connectUDP(x.fd, x.Endpoint) // the successor serves its flow
 				send(handoverMessage{Session: &x.sessionState}, x.fd)
 			}
 		}

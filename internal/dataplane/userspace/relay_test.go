@@ -142,7 +142,12 @@ func echo(c *net.TCPConn) { _, _ = io.Copy(c, c); _ = c.Close() }
 
 func (n *testNode) dial(p proxy.Protocol) net.Conn {
 	n.Helper()
-	c, err := n.lab.Outside().Dial(n.Context(), p, client, vip)
+	return n.dialAt(p, vip)
+}
+
+func (n *testNode) dialAt(p proxy.Protocol, to netip.AddrPort) net.Conn {
+	n.Helper()
+	c, err := n.lab.Outside().Dial(n.Context(), p, client, to)
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -546,12 +551,18 @@ func (n *testNode) answerUDP(all ...netip.AddrPort) {
 // ask sends a datagram and returns the reply: who sent it, and to whom.
 func (n *testNode) ask(c net.Conn) string {
 	n.Helper()
-	b := make([]byte, 100)
-	_, err := c.Write([]byte("?"))
-	got := 0
-	if err == nil {
-		got, err = c.Read(b)
+	if _, err := c.Write([]byte("?")); err != nil {
+		n.Error(err)
+		return ""
 	}
+	return n.read(c)
+}
+
+// read returns the next datagram.
+func (n *testNode) read(c net.Conn) string {
+	n.Helper()
+	b := make([]byte, 100)
+	got, err := c.Read(b)
 	if err != nil {
 		n.Error(err)
 	}

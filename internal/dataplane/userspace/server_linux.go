@@ -136,6 +136,9 @@ func (s *server) start() {
 func (s *server) drain(takenOver <-chan struct{}) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
+	for _, w := range s.workers {
+		w.do(w.drainSessions)
+	}
 	began := time.Now()
 	open := func() bool {
 		return s.open[proxy.TCP].Load() > 0 || s.open[proxy.UDP].Load() > 0 && time.Since(began) < sessionDrain

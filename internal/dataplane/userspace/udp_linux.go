@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -30,10 +31,12 @@ type session struct {
 	service *balance.Service
 	meter   *meter
 	version uint64 // of the index, when the endpoint was last found to serve
-	fd      int    // connected to the endpoint
+	fd      int    // connected to the endpoint, unless disconnected
 	reply   *reply
 	used    time.Time
 	idle    *list.Element
+
+	disconnected bool // by the drain
 }
 
 // reply is a socket bound to the address of a frontend, from which replies are sent. It is
@@ -58,7 +61,7 @@ func (l *listener) receive(w *worker) error {
 		return nil
 	}
 	if s := l.session(w, flow{addrPort(from), originalDestination(messages[0].Data)}); s != nil {
-		switch _, err := unix.Write(s.fd, w.buffer[:n]); err {
+		switch err := s.send(w.buffer[:n]); err {
 		case nil:
 			s.meter.add(proxy.In, n, 1)
 		case unix.ECONNREFUSED:
@@ -124,6 +127,9 @@ func (s *session) begin(w *worker) bool {
 		w.close(s.fd)
 		return false
 	}
+	if w.draining {
+		s.disconnect()
+	}
 	w.sessions[s.flow], s.meter = s, w.countConnection(s.Key, s.Endpoint)
 	s.used, s.idle = time.Now(), w.idle.PushBack(s)
 	w.open[proxy.UDP].Add(1)
@@ -153,10 +159,52 @@ func (s *session) refused(w *worker) {
 	s.end(w)
 }
 
+// drainSessions lets another mode serve new flows from the ports that sessions have chosen for their
+// clients. The kernel delivers every datagram that fits a connected socket to it (early demux), even
+// a reply that is to be translated and forwarded.
+func (w *worker) drainSessions() {
+	w.draining = true
+	for _, s := range w.sessions {
+		s.disconnect()
+	}
+}
+
+// disconnect leaves the socket bound, so that it receives only what the rules of the mode send to it. A
+// socket with an address and port of the node stays connected: no client sends from these.
+func (s *session) disconnect() {
+	o := transparent[proxy.FamilyOf(s.Endpoint.Addr())]
+	if on, err := unix.GetsockoptInt(s.fd, o.level, o.name); err != nil || on == 0 {
+		return
+	}
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(s.fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+	s.disconnected = errno == 0
+}
+
+func (s *session) send(b []byte) error {
+	if s.disconnected {
+		return unix.Sendto(s.fd, b, 0, sockaddr(s.Endpoint))
+	}
+	_, err := unix.Write(s.fd, b)
+	return err
+}
+
+// receive receives a datagram of the endpoint.
+func (s *session) receive(b []byte) (n int, err error) {
+	if !s.disconnected {
+		return unix.Read(s.fd, b)
+	}
+	n, from, err := syscall.Recvfrom(s.fd, b, 0)
+	if err == nil && addrPort(from) != s.Endpoint {
+		return 0, unix.EAGAIN
+	}
+	return n, err
+}
+
 // ready sends replies of the endpoint to the client.
 func (s *session) ready(w *worker, _ int, _ uint32) {
 	for range maxRounds {
-		n, err := unix.Read(s.fd, w.buffer)
+		n, err := s.receive(w.buffer)
 		switch {
 		case err == unix.ECONNREFUSED:
 			s.refused(w)

@@ -41,6 +41,7 @@ type worker struct {
 	pipes       []*pipe   // empty ones, for reuse
 	buffer      []byte    // for a datagram
 	pausedUntil time.Time // zero while connections are accepted
+	draining    bool      // another mode may serve new clients
 
 	mu   sync.Mutex
 	todo []func() // for the worker's goroutine; nil means stop
