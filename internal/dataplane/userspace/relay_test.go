@@ -642,6 +642,38 @@ func TestPortIsTaken(t *testing.T) {
 	n.eventually("the last client is counted", func() bool { return n.count("userspace_refused_clients_total", "no socket for replies") == 1 })
 }
 
+// TestProgramsListenOnPortsOfServices lets a program of the node listen on the port of a Service, at
+// all addresses, while a client is connected and after it was.
+func TestProgramsListenOnPortsOfServices(t *testing.T) {
+	n := newNode(t, relaySettings())
+	held := make(chan *net.TCPConn, 1)
+	n.listen(near, func(c *net.TCPConn) { held <- c })
+	n.serve(proxy.TCP, near)
+	c := n.dial(proxy.TCP)
+	server := <-held
+	listen := func(when string) {
+		t.Helper()
+		err := n.lab.Node().Do(func() error {
+			l, err := net.Listen("tcp", fmt.Sprint(":", vip.Port()))
+			if err == nil {
+				err = l.Close()
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("while a connection is %s: %v", when, err)
+		}
+	}
+	listen("open")
+	n.must(server.Close())
+	if got, err := io.Copy(io.Discard, c); got != 0 || err != nil {
+		t.Errorf("%d bytes arrived, error %v", got, err)
+	}
+	n.must(c.Close())
+	n.eventually("the connection ends", func() bool { return n.count("userspace_connections", "TCP") == 0 })
+	listen("in TIME_WAIT") // at the node, where it was closed first
+}
+
 // TestPortsOfTheNode checks that sessions keep no process of the node from its port.
 func TestPortsOfTheNode(t *testing.T) {
 	r := relaySettings()

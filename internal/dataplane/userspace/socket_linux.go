@@ -139,6 +139,8 @@ func (s *server) openListener(l *listener) (err error) {
 	}
 	if l.Protocol == proxy.UDP {
 		options = append(options, originalDst[l.family])
+	} else { // accepted sockets inherit it, and let programs of the node listen on the ports of Services
+		options = append(options, shareAddr)
 	}
 	if l.fd, err = s.openSocket(l.Protocol, l.family, netip.AddrPortFrom(nftables.SocketAddr(l.family), l.Port), options...); err != nil {
 		return err
