@@ -74,6 +74,23 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 	return pages
 }
 
+// doubtsMetric returns the metric of how many doubts there are. It has every kind, so
+// that an alert sees a doubt begin.
+func doubtsMetric(doubts func() []engine.Doubt) proxy.Metric {
+	return proxy.Metric{
+		Name: "doubts", Help: "Reasons not to trust that Services work as their objects say", Labels: []string{"kind"},
+		Read: func(yield func(float64, ...string)) {
+			n := map[engine.DoubtKind]int{}
+			for _, d := range doubts() {
+				n[d.Kind]++
+			}
+			for _, kind := range engine.DoubtKinds {
+				yield(float64(n[kind]), string(kind))
+			}
+		},
+	}
+}
+
 // registerBuild registers the metric with the version and origin of this program.
 func registerBuild(r k8smetrics.KubeRegistry, i apiversion.Info) error {
 	gauge := k8smetrics.NewGaugeVec(&k8smetrics.GaugeOpts{

@@ -25,6 +25,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/engine"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/statusapi"
@@ -56,7 +57,8 @@ type Options struct {
 	object  *v1alpha1.KubeProxyConfiguration
 	fields  map[string]string // the fields of object, by the flags that set them
 	groups  []*pflag.FlagSet
-	flags   []*pflag.Flag // of all groups, in the order of help
+	flags   []*pflag.Flag  // of all groups, in the order of help
+	doubts  *engine.Doubts // of this process
 	version versionFlag
 	log     io.Writer // nil: standard error
 	offline bool      // nothing is served, so modes of other operating systems are allowed
@@ -80,7 +82,7 @@ func newOptions(system string) *Options {
 		Windows:      windowsOptions{PriorityClass: normalPriority},
 		StatusSocket: statusapi.DefaultSocket,
 		Traffic:      TrafficOptions{Level: countConnections, MaxSeries: traffic.DefaultMaxSeries},
-		object:       config.FlagDefaults(), fields: map[string]string{},
+		object:       config.FlagDefaults(), fields: map[string]string{}, doubts: new(engine.Doubts),
 	}
 	o.processFlags()
 	o.trafficFlags()

@@ -159,7 +159,8 @@ func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 	if d, ok := s.dataplane.(proxy.Measured); ok {
 		modeMetrics = d.Metrics(ctx)
 	}
-	extra := conntrackMetrics(conntrackUsage)
+	var e *engine.Engine // created below, because it needs the metrics
+	extra := append(conntrackMetrics(conntrackUsage), doubtsMetric(func() []engine.Doubt { return e.Doubts() }))
 	if s.traffic != nil {
 		extra = append(extra, s.traffic.Metrics(ctx)...)
 	}
@@ -185,12 +186,13 @@ func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 			Flows: s.flows, LocalAddrs: link.Conn{}.LocalPrefixes, Passed: m.ConntrackReconciled, ThreadTime: threadTime(),
 		})
 	}
-	e := engine.New(engine.Settings{
+	e = engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rs),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    s.fullSyncPeriod(c),
 		Observer:      observers{s, m},
+		Doubts:        s.plan.options.doubts,
 	})
 	s.provider, s.configure = e, e.Configure
 	s.refusals = newRefusals(e.Refused, func(e refusalEvent) { s.events.refusal(e) })

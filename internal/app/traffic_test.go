@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"sluice/internal/engine"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ct/cttest"
 	"sluice/internal/proxy"
@@ -29,6 +30,18 @@ func TestConntrackMetrics(t *testing.T) {
 	}
 	if got := values(nil); len(got) != 0 {
 		t.Errorf("metrics %v without connection tracking", got)
+	}
+}
+
+// TestDoubtsMetric checks that kinds without a doubt are 0.
+func TestDoubtsMetric(t *testing.T) {
+	got := map[string]float64{}
+	doubts := []engine.Doubt{{Kind: engine.ServicePortsRefused, Object: "a"}, {Kind: engine.ServicePortsRefused, Object: "b"}}
+	for _, n := range []int{0, 2} {
+		doubtsMetric(func() []engine.Doubt { return doubts[:n] }).Read(func(v float64, labels ...string) { got[labels[0]] = v })
+		if len(got) != len(engine.DoubtKinds) || got[string(engine.ServicePortsRefused)] != float64(n) {
+			t.Errorf("%v, want every kind, and %d refusals", got, n)
+		}
 	}
 }
 

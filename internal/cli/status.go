@@ -28,6 +28,9 @@ const (
 	// many there are.
 	maxProblems = 20
 
+	// maxDoubts is how many doubts are shown.
+	maxDoubts = 20
+
 	// watchPeriod is how often --watch asks for changes.
 	watchPeriod = time.Second
 )
@@ -86,6 +89,7 @@ func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 		return nil
 	}
 	writeNode(w, &r.Node)
+	writeDoubts(w, &r.Node)
 	writeProblems(w, r)
 	if len(o.Services) > 0 {
 		return writeDetails(w, r)
@@ -205,9 +209,42 @@ func syncLine(n *statusapi.Node) string {
 		return "SYNC FAILS: " + n.Sync.Error + last
 	case n.Counts.Pending+n.Counts.Refused > 0:
 		return fmt.Sprintf("%s pending, %s refused by the kernel%s", plural(n.Counts.Pending, "port", "ports"), thousands(n.Counts.Refused), last)
+	case len(n.Doubts) > 0 && n.Doubts[0].Severity == statusapi.DoubtError:
+		return "IN DOUBT: " + n.Doubts[0].Reason + last
+	case len(n.Doubts) > 0:
+		return "All in force, as far as known" + last
 	default:
 		return "All in force" + last
 	}
+}
+
+// writeDoubts writes the first maxDoubts doubts: a daemon on another host decides how
+// many there are.
+func writeDoubts(w io.Writer, n *statusapi.Node) {
+	if len(n.Doubts) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s:\n", strings.ToUpper(plural(len(n.Doubts), "doubt", "doubts")))
+	for _, d := range n.Doubts[:min(len(n.Doubts), maxDoubts)] {
+		fmt.Fprintf(w, "  %s\n", Clean(doubtLine(&d, n.Now)))
+	}
+}
+
+// doubtLine returns a doubt in a line: what it is about, since when, why, and what
+// happens next and when.
+func doubtLine(d *statusapi.Doubt, now time.Time) string {
+	line := d.Kind
+	if d.Object != "" {
+		line += " " + d.Object
+	}
+	line += fmt.Sprintf(", since %s: %s", age(now, d.Since), d.Reason)
+	if d.Next != "" {
+		line += ". Next: " + d.Next
+	}
+	if d.NextAt != nil {
+		line += ", in " + age(*d.NextAt, now)
+	}
+	return line
 }
 
 func writeProblems(w io.Writer, r *StatusReport) {

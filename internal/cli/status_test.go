@@ -96,6 +96,42 @@ shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints!   0s
 	}
 }
 
+// TestDoubts checks what the first lines say of doubts, and that --wait fails for those
+// that are errors.
+func TestDoubts(t *testing.T) {
+	lost := statusapi.Doubt{
+		Kind: "RulesChanged", Severity: statusapi.DoubtError, Reason: "a table is gone", Since: now.Add(-12 * time.Second),
+		Next: "everything is compared", NextAt: new(now.Add(18 * time.Second)),
+	}
+	full := statusapi.Doubt{Kind: "ConntrackNearlyFull", Severity: statusapi.DoubtWarning, Object: "\x1b[2J", Reason: "95% full", Since: now.Add(-3 * time.Hour)}
+	for _, tt := range []struct {
+		doubts  []statusapi.Doubt
+		want    []string
+		inForce bool
+	}{
+		{nil, []string{"All in force (last sync 2s ago"}, true},
+		{[]statusapi.Doubt{full}, []string{"All in force, as far as known (last sync", "\n1 DOUBT:\n  ConntrackNearlyFull \ufffd[2J, since 3h: 95% full\n"}, true},
+		{[]statusapi.Doubt{lost, full}, []string{
+			"IN DOUBT: a table is gone (last sync", "\n2 DOUBTS:\n  RulesChanged, since 12s: a table is gone. Next: everything is compared, in 18s\n",
+		}, false},
+	} {
+		n := node(func(n *statusapi.Node) { n.Doubts = tt.doubts })
+		d := &daemon{answers: map[string]any{statusapi.NodePath: n, statusapi.ServicesPath: list(0), statusapi.ProblemsPath: statusapi.ProblemList{}}}
+		var b strings.Builder
+		if _, err := Status(t.Context(), &b, d, StatusOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("want %q in\n%s", want, b.String())
+			}
+		}
+		if err := Wait(t.Context(), d, 0); (err == nil) != tt.inForce {
+			t.Errorf("%+v: --wait returns %v", tt.doubts, err)
+		}
+	}
+}
+
 // TestStatusOfMany checks that by default only Services that need attention are shown,
 // if there are many.
 func TestStatusOfMany(t *testing.T) {

@@ -23,6 +23,7 @@ var _ source.Handler = (*Engine)(nil)
 type Engine struct {
 	dataplane proxy.Dataplane
 	observer  Observer
+	doubts    *Doubts
 	runner    *runner.BoundedFrequencyRunner
 	firstSync chan struct{} // closed after the first successful sync
 	access    dataplaneAccess
@@ -49,6 +50,7 @@ func New(s Settings) *Engine {
 	e := &Engine{
 		dataplane: s.Dataplane,
 		observer:  s.Observer,
+		doubts:    cmp.Or(s.Doubts, new(Doubts)),
 		period:    s.SyncPeriod,
 		resolver:  s.Resolver,
 		table:     newTable(s.Resolver.State()),

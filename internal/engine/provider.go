@@ -78,6 +78,7 @@ type Settings struct {
 	MinSyncPeriod time.Duration     // from the end of one sync to the start of the next
 	SyncPeriod    time.Duration     // between full syncs when nothing else requires one; 0 means never
 	Observer      Observer
+	Doubts        *Doubts // the list of all parts of the daemon; nil: an empty one
 }
 
 const (

@@ -16,6 +16,7 @@ type View struct {
 	State    *proxy.State // the wanted state, as of the start of the last sync
 	Sync     SyncStatus
 	table    *table
+	doubts   *Doubts
 }
 
 // SyncStatus is the result of the last syncs.
@@ -36,7 +37,7 @@ func (e *Engine) Look(f func(View)) {
 	if !s.First {
 		s.Waiting = e.missing()
 	}
-	f(View{e.resolver, e.resolver.State(), s, e.table})
+	f(View{e.resolver, e.resolver.State(), s, e.table, e.doubts})
 }
 
 // missing returns what the first sync waits for.

@@ -28,6 +28,7 @@ func (s *Server) node(context.Context, *request) (any, error) {
 		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
 		n.Counts.Pending, n.Counts.Refused = v.DirtyCounts()
 		n.Sync = syncOf(v.Sync)
+		n.Doubts = doubtsOf(v.Doubts(), n.Now)
 		// Events that no sync has picked up yet are pending too.
 		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()
 	})
@@ -46,6 +47,22 @@ func syncOf(s engine.SyncStatus) statusapi.Sync {
 	}
 	if s.Err != nil {
 		out.Error = s.Err.Error()
+	}
+	return out
+}
+
+func doubtsOf(all []engine.Doubt, now time.Time) (out []statusapi.Doubt) {
+	for _, d := range all {
+		one := statusapi.Doubt{
+			Kind: string(d.Kind), Severity: statusapi.DoubtWarning, Object: d.Object, Reason: d.Reason, Since: wallTime(d.Since, now), Next: d.Next,
+		}
+		if d.Kind.Severe() {
+			one.Severity = statusapi.DoubtError
+		}
+		if !d.NextAt.IsZero() {
+			one.NextAt = new(wallTime(d.NextAt, now))
+		}
+		out = append(out, one)
 	}
 	return out
 }

@@ -45,6 +45,10 @@ func TestNode(t *testing.T) {
 		if n.Counts != want || !n.Sync.Done || n.Name != "here" || !n.Health.Healthy || n.InForce() {
 			t.Errorf("%+v, want counts %+v", n, want)
 		}
+		if d := n.Doubts; len(d) != 1 || d[0].Kind != "ServicePortsRefused" || d[0].Severity != statusapi.DoubtError ||
+			!strings.HasSuffix(d[0].Reason, ": the set is full") || d[0].Since.IsZero() || d[0].Next == "" || d[0].NextAt == nil {
+			t.Errorf("doubts %+v", d)
+		}
 		l.plane.fails.Store(true)
 		l.engine.OnEndpointSliceUpdate(nil, endpoints("ns", "web", 1))
 		synctest.Wait()

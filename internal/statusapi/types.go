@@ -2,6 +2,7 @@ package statusapi
 
 import (
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -46,6 +47,7 @@ type Node struct {
 	Health   Health    `json:"health"`
 	Sync     Sync      `json:"sync"`
 	Counts   Counts    `json:"counts"`
+	Doubts   []Doubt   `json:"doubts,omitempty"`             // errors first
 	Tracking *Tracking `json:"connectionTracking,omitempty"` // nil if it cannot be read
 }
 
@@ -65,11 +67,31 @@ type Sync struct {
 	Reason  string     `json:"reason,omitempty"`  // what the first sync is waiting for
 }
 
-// InForce reports whether everything that the daemon knows of is in force: nothing
-// is pending, and nothing was refused by the kernel.
+// InForce reports whether everything that the objects want is in force: nothing is
+// pending, nothing was refused by the kernel, and no doubt is an error.
 func (n *Node) InForce() bool {
-	return n.Sync.Done && n.Sync.Error == "" && n.Counts.Pending == 0 && n.Counts.Refused == 0
+	return n.Sync.Done && n.Sync.Error == "" && n.Counts.Pending == 0 && n.Counts.Refused == 0 &&
+		!slices.ContainsFunc(n.Doubts, func(d Doubt) bool { return d.Severity == DoubtError })
 }
+
+// Doubt is a reason not to trust that Services work as their objects say.
+type Doubt struct {
+	Kind     string        `json:"kind"` // a word that never changes, for example RulesChanged
+	Severity DoubtSeverity `json:"severity"`
+	Object   string        `json:"object,omitempty"` // what it is about; empty: the node
+	Reason   string        `json:"reason"`
+	Since    time.Time     `json:"since"`
+	Next     string        `json:"next,omitempty"`   // what the daemon does next, or what to do
+	NextAt   *time.Time    `json:"nextAt,omitempty"` // when it does that
+}
+
+// DoubtSeverity says what a doubt means.
+type DoubtSeverity string
+
+const (
+	DoubtError   DoubtSeverity = "Error"   // the kernel may not do what the objects say
+	DoubtWarning DoubtSeverity = "Warning" // the kernel does what the objects say, as far as the daemon knows
+)
 
 // Counts are the numbers of objects on the node.
 type Counts struct {

@@ -69,6 +69,10 @@ var alertCases = map[string]struct{ fires, quiet [][]string }{
 		}},
 		quiet: [][]string{{`kubeproxy_sync_proxy_rules_refused_service_ports{ip_family="IPv4"} 0x10 1x3 0x12 2x4`}},
 	},
+	"SluiceDoubt": {
+		fires: [][]string{{`sluice_doubts{kind="RulesChanged"} 1x30`}},
+		quiet: [][]string{{`sluice_doubts{kind="RulesChanged"} 0x10 1x3 0x16`}, {`sluice_doubts{kind="ServicePortsRefused"} 1x30`}},
+	},
 	"SluiceProgrammingSlow": {
 		fires: [][]string{{
 			`kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv4",le="10"} 0+97x30`,

@@ -42,6 +42,20 @@ func TestViews(t *testing.T) {
 	b.checkQuiet()
 }
 
+// TestDoubts wants the page to say what the daemon doubts, and why.
+func TestDoubts(t *testing.T) {
+	d := newDaemon(t)
+	now := time.Now()
+	d.node.Doubts = []statusapi.Doubt{{
+		Kind: "RulesChanged", Severity: statusapi.DoubtError, Reason: "a table is gone", Since: now.Add(-time.Hour), Next: "everything is compared",
+		NextAt: new(now.Add(time.Hour)),
+	}}
+	b := openView(t, d.URL, "")
+	b.shows("In doubt: a table is gone")
+	b.shows("next: everything is compared, in 1 h")
+	b.checkQuiet()
+}
+
 // TestBelowFolder opens the page where kubectl sluice has those of many nodes: it
 // asks the daemon whose page it is.
 func TestBelowFolder(t *testing.T) {

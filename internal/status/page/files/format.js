@@ -57,3 +57,6 @@ export function ago(time, now) {
 	const seconds = (Date.parse(now) - Date.parse(time)) / 1000;
 	return seconds < 1 ? "just now" : `${span(Math.round(seconds))} ago`;
 }
+
+// until formats how long after now a time is, as ago does.
+export const until = (time, now) => `in ${span(Math.ceil((Date.parse(time) - Date.parse(now)) / 1000))}`;

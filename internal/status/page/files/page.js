@@ -2,7 +2,7 @@
 // the URL determines what is shown, so links and the history work.
 
 import { h, render } from "./dom.js";
-import { ago, clock, number, plural } from "./format.js";
+import { ago, clock, number, plural, until } from "./format.js";
 import { link, views } from "./views.js";
 
 const period = 2000; // milliseconds from one round of requests to the next
@@ -131,18 +131,29 @@ function health(node) {
 			node.sync.last && fact("Last sync", ago(node.sync.last, node.now)),
 			tracking && fact("Tracked", `${number(tracking.entries)} of ${number(tracking.limit)}`),
 			fact("Version", node.version)),
+		node.doubts?.length > 0 && h("ul", { class: "doubts", "aria-label": "Doubts" }, node.doubts.map((d) => doubt(d, node.now))),
 	];
 }
 
 const fact = (title, value) => h("div", { key: title }, h("dt", null, title), h("dd", null, value));
 
+// doubt returns what the daemon doubts: since when, why, and what happens next and when.
+function doubt(d, now) {
+	const when = d.nextAt && (Date.parse(d.nextAt) > Date.parse(now) ? `, ${until(d.nextAt, now)}` : ", now");
+	return h("li", { key: `${d.kind} ${d.object ?? ""}` },
+		h("span", { class: "badge " + (d.severity === "Error" ? "bad" : "warn") }, d.kind), d.object && h("strong", null, d.object),
+		h("span", null, d.reason), h("span", { class: "quiet" }, `since ${ago(d.since, now).replace(" ago", "")}`),
+		d.next && h("span", { class: "quiet" }, `next: ${d.next}${when || ""}`));
+}
+
 // verdict returns the node's worst state: a CSS class and words.
-function verdict({ health: state, sync, counts }) {
+function verdict({ health: state, sync, counts, doubts = [] }) {
 	if (!state.live || !state.healthy) return ["bad", `Not healthy: ${state.reason || "the health check says so"}`];
 	if (!sync.done) return ["warn", `Waiting: ${sync.reason || "nothing is in force yet"}`];
 	if (sync.error) return ["bad", `The last sync failed: ${sync.error}`];
 	if (counts.refused > 0) return ["bad", `${plural(counts.refused, "service port")} refused by the kernel`];
 	if (counts.pending > 0) return ["warn", `${plural(counts.pending, "service port")} pending`];
+	if (doubts.length > 0) return doubts[0].severity === "Error" ? ["bad", `In doubt: ${doubts[0].reason}`] : ["warn", "Everything is in force, as far as known"];
 	return ["good", "Healthy, everything is in force"];
 }
 

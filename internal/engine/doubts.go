@@ -1,0 +1,148 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Doubt is a reason not to trust that Services work as their objects say.
+type Doubt struct {
+	Kind   DoubtKind
+	Object string    // what it is about; empty: the node
+	Reason string    // what is wrong, in a sentence without a full stop
+	Next   string    // what the daemon does next, or what to do
+	Since  time.Time // since when
+	NextAt time.Time // when it does that; zero if no time is set
+}
+
+// DoubtKind is a machine-readable word for a doubt. Kinds never change: alerts and
+// scripts may depend on them.
+type DoubtKind string
+
+const (
+	ServicePortsRefused DoubtKind = "ServicePortsRefused" // the kernel refuses service ports
+)
+
+// DoubtKinds has all kinds, in the order in which doubts are listed.
+var DoubtKinds = [...]DoubtKind{ServicePortsRefused}
+
+// Severe reports whether the kernel may not do what the objects say, so that nobody
+// may take everything to be in force. Other doubts are warnings.
+func (k DoubtKind) Severe() bool {
+	switch k {
+	case ServicePortsRefused:
+		return true
+	default:
+		return false
+	}
+}
+
+// doubtsOfKind bounds how many doubts of a kind are kept. Their number may depend on
+// objects that others write, and the first of them say enough.
+const doubtsOfKind = 16
+
+// Doubts is the list that every part of the daemon adds its doubts to, except those
+// that the engine derives from its own state. The zero value is empty. It is safe for
+// concurrent use, and holds no other lock.
+type Doubts struct {
+	mu  sync.Mutex
+	all []Doubt
+}
+
+// Set adds a doubt, or replaces the one of the same kind about the same object. Since
+// is kept if there is one already; otherwise a zero Since means now.
+func (d *Doubts) Set(n Doubt) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n.Since.IsZero() {
+		n.Since = time.Now()
+	}
+	ofKind := 0
+	for i := range d.all {
+		have := &d.all[i]
+		if have.Kind != n.Kind {
+			continue
+		}
+		if have.Object == n.Object {
+			n.Since = have.Since
+			*have = n
+			return
+		}
+		ofKind++
+	}
+	if ofKind < doubtsOfKind {
+		d.all = append(d.all, n)
+	}
+}
+
+// Clear removes the doubt of a kind about an object, if there is one.
+func (d *Doubts) Clear(kind DoubtKind, object string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.all = slices.DeleteFunc(d.all, func(have Doubt) bool { return have.Kind == kind && have.Object == object })
+}
+
+// All returns the doubts in the order of DoubtKinds, then by object. The caller may
+// change the slice.
+func (d *Doubts) All() []Doubt {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := slices.Clone(d.all)
+	sortDoubts(all)
+	return all
+}
+
+func sortDoubts(all []Doubt) {
+	slices.SortFunc(all, func(a, b Doubt) int {
+		return cmp.Or(cmp.Compare(slices.Index(DoubtKinds[:], a.Kind), slices.Index(DoubtKinds[:], b.Kind)), cmp.Compare(a.Object, b.Object))
+	})
+}
+
+// Doubts returns all doubts of the daemon, sorted as [Doubts.All] does: those that
+// follow from the engine's state, and those in the list of its settings.
+func (v View) Doubts() []Doubt {
+	all := v.doubts.All()
+	if d, ok := v.table.refusedDoubt(); ok {
+		all = append(all, d)
+	}
+	sortDoubts(all)
+	return all
+}
+
+// Doubts returns all doubts of the daemon, as [View.Doubts] does.
+func (e *Engine) Doubts() (all []Doubt) {
+	e.Look(func(v View) { all = v.Doubts() })
+	return all
+}
+
+// refusedDoubt returns the doubt that follows from refused rows, one for all of them.
+func (t *table) refusedDoubt() (d Doubt, ok bool) {
+	var first *RowStatus
+	n := 0
+	for _, r := range t.dirty {
+		if r.Refused == "" {
+			continue
+		}
+		if n++; first == nil || compareRows(*r, *first) < 0 {
+			first = r
+		}
+		if d.Since.IsZero() || r.Pending.Before(d.Since) {
+			d.Since = r.Pending
+		}
+		if d.NextAt.IsZero() || r.NextTry.Before(d.NextAt) {
+			d.NextAt = r.NextTry
+		}
+	}
+	if n == 0 {
+		return Doubt{}, false
+	}
+	d.Kind, d.Next = ServicePortsRefused, "the kernel is asked again"
+	d.Reason = fmt.Sprintf("the kernel refuses %v: %s", first.Key, first.Refused)
+	if n > 1 {
+		d.Reason = fmt.Sprintf("the kernel refuses %d service ports, the first is %v: %s", n, first.Key, first.Refused)
+	}
+	return d, true
+}
