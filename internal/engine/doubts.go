@@ -23,17 +23,21 @@ type Doubt struct {
 type DoubtKind string
 
 const (
+	NotSynced           DoubtKind = "NotSynced"           // no sync has succeeded since the start
+	SyncFailing         DoubtKind = "SyncFailing"         // the last sync failed
+	RulesChanged        DoubtKind = "RulesChanged"        // another process may have changed our rules, and they are not repaired yet
 	ServicePortsRefused DoubtKind = "ServicePortsRefused" // the kernel refuses service ports
+	RulesUnwatched      DoubtKind = "RulesUnwatched"      // changes by other processes may go unnoticed
 )
 
 // DoubtKinds has all kinds, in the order in which doubts are listed.
-var DoubtKinds = [...]DoubtKind{ServicePortsRefused}
+var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, RulesUnwatched}
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody
 // may take everything to be in force. Other doubts are warnings.
 func (k DoubtKind) Severe() bool {
 	switch k {
-	case ServicePortsRefused:
+	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused:
 		return true
 	default:
 		return false
@@ -104,9 +108,11 @@ func sortDoubts(all []Doubt) {
 // Doubts returns all doubts of the daemon, sorted as [Doubts.All] does: those that
 // follow from the engine's state, and those in the list of its settings.
 func (v View) Doubts() []Doubt {
-	all := v.doubts.All()
-	if d, ok := v.table.refusedDoubt(); ok {
-		all = append(all, d)
+	all := v.engine.doubts.All()
+	for _, derived := range []func() Doubt{v.notSynced, v.syncFailing, v.rulesChanged, v.table.refused} {
+		if d := derived(); d.Kind != "" {
+			all = append(all, d)
+		}
 	}
 	sortDoubts(all)
 	return all
@@ -118,8 +124,44 @@ func (e *Engine) Doubts() (all []Doubt) {
 	return all
 }
 
-// refusedDoubt returns the doubt that follows from refused rows, one for all of them.
-func (t *table) refusedDoubt() (d Doubt, ok bool) {
+// notSynced returns the doubt that follows from the lack of a first sync.
+func (v View) notSynced() Doubt {
+	if v.Sync.First {
+		return Doubt{}
+	}
+	return Doubt{
+		Kind: NotSynced, Since: v.engine.created,
+		Reason: cmp.Or(v.Sync.Waiting, "the first sync has not succeeded yet") + ", and rules of an earlier run, if there are any, stay in force",
+		Next:   "the first sync begins once all objects are known",
+	}
+}
+
+// failure is a series of syncs that failed.
+type failure struct{ since, retry time.Time }
+
+// syncFailing returns the doubt that follows from a failed sync.
+func (v View) syncFailing() Doubt {
+	f := v.engine.failing
+	if f.since.IsZero() || v.Sync.Err == nil {
+		return Doubt{}
+	}
+	return Doubt{Kind: SyncFailing, Since: f.since, Reason: v.Sync.Err.Error(), Next: "the sync is retried", NextAt: f.retry}
+}
+
+// rulesChanged returns the doubt that follows from changes by other processes.
+func (v View) rulesChanged() Doubt {
+	d := v.engine.damage
+	if d.since.IsZero() {
+		return Doubt{}
+	}
+	return Doubt{
+		Kind: RulesChanged, Since: d.since, Reason: "another process changed our rules: " + d.seen,
+		Next: "they are compared and repaired", NextAt: v.engine.fullDue,
+	}
+}
+
+// refused returns the doubt that follows from refused rows, one for all of them.
+func (t *table) refused() (d Doubt) {
 	var first *RowStatus
 	n := 0
 	for _, r := range t.dirty {
@@ -136,13 +178,14 @@ func (t *table) refusedDoubt() (d Doubt, ok bool) {
 			d.NextAt = r.NextTry
 		}
 	}
-	if n == 0 {
-		return Doubt{}, false
-	}
-	d.Kind, d.Next = ServicePortsRefused, "the kernel is asked again"
-	d.Reason = fmt.Sprintf("the kernel refuses %v: %s", first.Key, first.Refused)
-	if n > 1 {
+	switch n {
+	case 0:
+		return Doubt{}
+	case 1:
+		d.Reason = fmt.Sprintf("the kernel refuses %v: %s", first.Key, first.Refused)
+	default:
 		d.Reason = fmt.Sprintf("the kernel refuses %d service ports, the first is %v: %s", n, first.Key, first.Refused)
 	}
-	return d, true
+	d.Kind, d.Next = ServicePortsRefused, "the kernel is asked again"
+	return d
 }

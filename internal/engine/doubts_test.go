@@ -74,3 +74,85 @@ func TestRefusedRowsAreADoubt(t *testing.T) {
 		}
 	})
 }
+
+// TestChangedRulesAreADoubt checks that changes by another process are a doubt until a
+// full sync that began after them has succeeded: at once, or after a back-off.
+func TestChangedRulesAreADoubt(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for range 6 {
+			l.plane.seen <- "theirs"
+			synctest.Wait()
+			time.Sleep(repairQuietFactor * repairMin)
+		}
+		synctest.Wait()
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("after repairs: %s", got)
+		}
+		l.plane.drift(key("api"))
+		time.Sleep(time.Second)
+		l.plane.seen <- "theirs, too"
+		synctest.Wait()
+		all := l.Doubts()
+		if got, want := words(all), "RulesChanged  1s: another process changed our rules: row gone"; got != want {
+			t.Fatalf("%s, want %s", got, want)
+		}
+		in := time.Until(all[0].NextAt)
+		if in <= 0 || in > repairMax {
+			t.Errorf("they are repaired in %v", in)
+		}
+		time.Sleep(in)
+		synctest.Wait()
+		l.wantRows()
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("after the last repair: %s", got)
+		}
+	})
+}
+
+// TestAChangeDuringARepairStaysADoubt checks that a full sync which began before a change
+// does not end the doubt.
+func TestAChangeDuringARepairStaysADoubt(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.plane.with(func(f *fakePlane) { f.faults = []fault{slowness} })
+		l.plane.seen <- "theirs"
+		time.Sleep(time.Second / 2)
+		l.plane.seen <- "theirs again"
+		time.Sleep(time.Second/2 + ms)
+		synctest.Wait()
+		if got, want := words(l.Doubts()), "RulesChanged  1s: another process changed our rules: theirs"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		time.Sleep(time.Minute)
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("after both repairs: %s", got)
+		}
+	})
+}
+
+// TestFailuresAreADoubt checks the doubts until the first sync has succeeded, and when
+// later ones fail.
+func TestFailuresAreADoubt(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		time.Sleep(3 * time.Second)
+		if got, want := words(l.Doubts()), "NotSynced  3s: Services are not known yet, and rules of an earlier run, if there are any, stay in force"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		l.plane.faults = []fault{nothing, nothing}
+		l.start()
+		synctest.Wait()
+		if got, want := words(l.Doubts()), "SyncFailing  0s: sync 2 rows: busy"; !strings.Contains(got, "NotSynced") || !strings.Contains(got, want) {
+			t.Errorf("%s, want NotSynced and %s", got, want)
+		}
+		time.Sleep(retryMin + ms)
+		all := l.Doubts()
+		if at := all[len(all)-1].NextAt; !at.After(time.Now()) {
+			t.Errorf("it is retried at %v, want the future", at)
+		}
+		time.Sleep(time.Second)
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("after a sync: %s", got)
+		}
+	})
+}

@@ -43,6 +43,9 @@ type Engine struct {
 	fullDue    time.Time                             // the first sync at or after this time must be a full one; zero if none is requested
 	firstEvent time.Time                             // when the oldest event arrived that no sync includes yet; zero if there is none
 	last       SyncStatus
+	failing    failure // of the last syncs; zero if the last one succeeded
+	damage     damage  // that no full sync has repaired yet; zero if there is none
+	created    time.Time
 }
 
 // New returns an engine that does nothing until SyncLoop is called.
@@ -58,13 +61,14 @@ func New(s Settings) *Engine {
 		firstSync: make(chan struct{}),
 		access:    newDataplaneAccess(),
 		log:       newObjectLog(),
+		created:   time.Now(),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
 		MinInterval: s.MinSyncPeriod,
 		MaxInterval: s.SyncPeriod,
 		RetryMin:    retryMin,
 		RetryMax:    retryMax,
-		Failed:      reportFailure,
+		Failed:      e.failed,
 	})
 	return e
 }
@@ -190,6 +194,17 @@ func (e *Engine) recordFailure(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.last.Err = err
+	if e.failing.since.IsZero() {
+		e.failing.since = time.Now()
+	}
+}
+
+// failed is called after a sync that failed, with the time until the retry.
+func (e *Engine) failed(ctx context.Context, err error, retryIn time.Duration) {
+	e.mu.Lock()
+	e.failing.retry = time.Now().Add(retryIn)
+	e.mu.Unlock()
+	reportFailure(ctx, err, retryIn)
 }
 
 // recordSuccess records that the work is in force, except for the refused rows. It
@@ -200,6 +215,10 @@ func (e *Engine) recordSuccess(w *work, refused proxy.Refused) (*proxy.Delta, []
 	now := time.Now()
 	done, refusals := e.table.recordSync(w, refused, now)
 	e.last = SyncStatus{First: true, Ended: now, Took: now.Sub(w.start)}
+	e.failing = failure{}
+	if w.full && !e.damage.last.After(w.start) {
+		e.damage = damage{}
+	}
 	return done, refusals
 }
 

@@ -254,7 +254,13 @@ func TestBrokenWatchIsTakenUpAgain(t *testing.T) {
 		synctest.Wait()
 		l.wantLog("Watch of our rules ended", 1)
 		l.wantCalls()
-		time.Sleep(watchPause)
+		if got, want := words(l.Doubts()), "RulesUnwatched  0s: the watch of our rules ended: no buffer space"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		time.Sleep(watchPause + watchBegun + ms)
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("while it watches again: %s", got)
+		}
 		l.wantCalls("sync 2") // Nobody looked for a while.
 		l.plane.drift(key("api"))
 		l.wantCalls("sync 2")

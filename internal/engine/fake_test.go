@@ -272,6 +272,7 @@ type verifiedPlane struct {
 	*fakePlane
 	damaged map[proxy.PortKey]string // until the next Sync; with the zero key, what all rows stand on
 	reads   int
+	err     error // what reads return
 
 	rewritten proxy.Rewritten
 }
@@ -284,11 +285,12 @@ func (v *verifiedPlane) Rewritten() (r proxy.Rewritten) {
 func (v *verifiedPlane) Verify(_ context.Context, row proxy.PortKey) (found []proxy.Difference, err error) {
 	v.with(func(*fakePlane) {
 		v.reads++
+		err = v.err
 		if what, ok := v.damaged[row]; ok {
 			found = []proxy.Difference{{Object: "server", Want: "weight 1", Have: what}}
 		}
 	})
-	return found, nil
+	return found, err
 }
 
 func (v *verifiedPlane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {

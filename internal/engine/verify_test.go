@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -99,6 +100,24 @@ func TestRepairedRowsAreNamed(t *testing.T) {
 		synctest.Wait()
 		if want := `Repaired kernel objects that were not as we wrote them objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
 			t.Errorf("the log does not say %s:\n%s", want, l.log())
+		}
+	})
+}
+
+// TestWhatCannotBeReadBackIsADoubt checks that it is one until it can be read again.
+func TestWhatCannotBeReadBackIsADoubt(t *testing.T) {
+	verified(t, func(l *lab, v *verifiedPlane) {
+		l.started()
+		v.with(func(*fakePlane) { v.err = errors.New("no memory") })
+		time.Sleep(time.Minute)
+		got, want := words(l.Doubts()), "s: the kernel cannot be read: no memory"
+		if !strings.HasPrefix(got, "RulesUnwatched "+readBack+" ") || !strings.HasSuffix(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+		v.with(func(*fakePlane) { v.err = nil })
+		time.Sleep(time.Second)
+		if got := words(l.Doubts()); got != "" {
+			t.Errorf("once it can be read: %s", got)
 		}
 	})
 }

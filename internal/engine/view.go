@@ -16,7 +16,7 @@ type View struct {
 	State    *proxy.State // the wanted state, as of the start of the last sync
 	Sync     SyncStatus
 	table    *table
-	doubts   *Doubts
+	engine   *Engine
 }
 
 // SyncStatus is the result of the last syncs.
@@ -37,7 +37,7 @@ func (e *Engine) Look(f func(View)) {
 	if !s.First {
 		s.Waiting = e.missing()
 	}
-	f(View{e.resolver, e.resolver.State(), s, e.table, e.doubts})
+	f(View{e.resolver, e.resolver.State(), s, e.table, e})
 }
 
 // missing returns what the first sync waits for.

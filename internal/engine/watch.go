@@ -19,6 +19,10 @@ const (
 	// watchPause is the time after which a watch that failed is started again.
 	watchPause = 10 * time.Second
 
+	// watchBegun is how long a watch lasts that has begun: one that cannot begin ends at
+	// once.
+	watchBegun = time.Second
+
 	// repairMin and repairMax bound the back-off between consecutive repairs. The
 	// first repair is immediate; but if another process reacts to each repair with
 	// another change, immediate repairs would never end.
@@ -42,6 +46,22 @@ type repairer struct {
 	last time.Time     // when a foreign change was last seen
 }
 
+// damage is what other processes changed and no full sync has repaired yet.
+type damage struct {
+	seen        string    // what was seen first
+	since, last time.Time // when it was seen first and last
+}
+
+// recordDamage records that another process changed our rules.
+func (e *Engine) recordDamage(seen string, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.damage.since.IsZero() {
+		e.damage = damage{seen: seen, since: now}
+	}
+	e.damage.last = now
+}
+
 // repair requests a repair: now, or after a back-off if foreign changes continue.
 func (r *repairer) repair(ctx context.Context, seen string) {
 	r.mu.Lock()
@@ -51,6 +71,7 @@ func (r *repairer) repair(ctx context.Context, seen string) {
 		r.wait = 0
 	}
 	r.last = now
+	r.recordDamage(seen, now) // before the request: the sync may begin at once
 	logger := klog.FromContext(ctx)
 	switch {
 	case !r.requestFullSync(now.Add(r.wait)):
@@ -75,9 +96,16 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher, r *repairer) {
 		}
 	}
 	for ctx.Err() == nil {
-		if err := w.Watch(ctx, missed, func(seen string) { r.repair(ctx, seen) }); ctx.Err() == nil {
+		begun := time.AfterFunc(watchBegun, func() { e.doubts.Clear(RulesUnwatched, "") })
+		err := w.Watch(ctx, missed, func(seen string) { r.repair(ctx, seen) })
+		begun.Stop()
+		if ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Watch of our rules ended and is retried, changes by other processes are not seen until then",
 				"retryIn", watchPause)
+			e.doubts.Set(Doubt{
+				Kind: RulesUnwatched, Reason: fmt.Sprintf("the watch of our rules ended: %v", err),
+				Next: "it is started again, and everything is compared", NextAt: time.Now().Add(watchPause),
+			})
 		}
 		select {
 		case <-ctx.Done():
@@ -108,6 +136,9 @@ const (
 	verifyTime = 2 * time.Millisecond
 )
 
+// readBack names what verify reads, in a doubt.
+const readBack = "objects that the kernel does not announce"
+
 // verify reads back rows in turn until ctx ends, and requests repairs.
 func (e *Engine) verify(ctx context.Context, v proxy.Verifier, r *repairer) {
 	tick := time.NewTicker(verifyInterval)
@@ -136,9 +167,11 @@ func (e *Engine) verify(ctx context.Context, v proxy.Verifier, r *repairer) {
 			r.repair(ctx, seen)
 		case err == nil:
 			failed = ""
+			e.doubts.Clear(RulesUnwatched, readBack)
 		case err != errInterrupted && !errors.Is(err, proxy.ErrNeedSync) && err.Error() != failed:
 			failed = err.Error()
 			klog.FromContext(ctx).Error(err, "Kernel state cannot be read back, changes by other processes may go unnoticed")
+			e.doubts.Set(Doubt{Kind: RulesUnwatched, Object: readBack, Reason: fmt.Sprintf("the kernel cannot be read: %v", err), Next: "it is read again"})
 		}
 	}
 }

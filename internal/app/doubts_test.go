@@ -1,0 +1,163 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/cli"
+	"sluice/internal/engine"
+	"sluice/internal/health"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// handlerTransport sends requests to a handler, without a network.
+type handlerTransport struct{ http.Handler }
+
+func (h handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), nil
+}
+
+// statusOf returns a client of the status API of an engine.
+func statusOf(e *engine.Engine) *statusapi.Client {
+	s := &ProxyServer{
+		plan: plan{options: NewOptions(), node: "here", source: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
+	}
+	return statusapi.At(&http.Client{Transport: handlerTransport{s.newStatusServer(e).Handler()}}, "http://localhost", "here")
+}
+
+// wantDoubt checks that an engine's doubts have one of a kind that gives a reason, and that
+// the JSON, the text of status, --wait and the metric have it; the page shows every
+// doubt of the JSON. It returns the doubt.
+func wantDoubt(t *testing.T, e *engine.Engine, kind engine.DoubtKind, reason string) statusapi.Doubt {
+	t.Helper()
+	c := statusOf(e)
+	var text bytes.Buffer
+	r, err := cli.Status(t.Context(), &text, c, cli.StatusOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(r.Node.Doubts, func(d statusapi.Doubt) bool { return d.Kind == string(kind) && strings.Contains(d.Reason, reason) })
+	if i < 0 {
+		t.Fatalf("doubts %+v, want %s because of %q", r.Node.Doubts, kind, reason)
+	}
+	d := r.Node.Doubts[i]
+	if !strings.Contains(text.String(), string(kind)) || !strings.Contains(text.String(), reason) || strings.Contains(text.String(), "\nAll in force (") {
+		t.Errorf("status does not say %s, because of %q:\n%s", kind, reason, text.String())
+	}
+	if err := cli.Wait(t.Context(), c, 0); err == nil && d.Severity == statusapi.DoubtError {
+		t.Errorf("--wait takes everything to be in force, with doubt %+v", d)
+	}
+	if n := countDoubts(e, kind); n == 0 {
+		t.Errorf("metric sluice_doubts of %s is 0", kind)
+	}
+	return d
+}
+
+// countDoubts returns the metric's value for a kind.
+func countDoubts(e *engine.Engine, kind engine.DoubtKind) (n float64) {
+	doubtsMetric(e.Doubts).Read(func(v float64, labels ...string) {
+		if labels[0] == string(kind) {
+			n = v
+		}
+	})
+	return n
+}
+
+// wantNoDoubt checks that there is no doubt of a kind any more.
+func wantNoDoubt(t *testing.T, e *engine.Engine, kind engine.DoubtKind) {
+	t.Helper()
+	var n statusapi.Node
+	if err := statusOf(e).Get(t.Context(), statusapi.NodePath, url.Values{}, &n); err != nil {
+		t.Fatal(err)
+	}
+	if slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool { return d.Kind == string(kind) }) || countDoubts(e, kind) != 0 {
+		t.Errorf("doubts %+v, metric %v; want no %s", n.Doubts, countDoubts(e, kind), kind)
+	}
+}
+
+// watchedPlane accepts all rows, and reports changes by other processes on demand.
+type watchedPlane struct{ seen chan string }
+
+func (watchedPlane) Sync(context.Context, *proxy.State) (proxy.Refused, error) { return nil, nil }
+
+func (watchedPlane) Apply(context.Context, *proxy.State, *proxy.Changed) (proxy.Refused, error) {
+	return nil, nil
+}
+
+func (p watchedPlane) Watch(ctx context.Context, _ func(), changed func(string)) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case what := <-p.seen:
+			changed(what)
+		}
+	}
+}
+
+func (watchedPlane) Close() error { return nil }
+
+// deaf is an observer that does nothing.
+type deaf struct{}
+
+func (deaf) Queued()                                                  {}
+func (deaf) ServiceSeen(int)                                          {}
+func (deaf) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
+func (deaf) NodeSeen(*v1.Node)                                        {}
+func (deaf) Repairing()                                               {}
+func (deaf) Began(*proxy.Delta)                                       {}
+func (deaf) Done(context.Context, engine.Result)                      {}
+
+// newEngine returns an engine that has a list of doubts.
+func newEngine(p proxy.Dataplane, doubts *engine.Doubts) *engine.Engine {
+	return engine.New(engine.Settings{
+		Dataplane: p, Resolver: resolve.New(resolve.Settings{NodeName: "here"}), SyncPeriod: time.Hour, Observer: deaf{}, Doubts: doubts,
+	})
+}
+
+// TestChangedRulesAreShown checks what is shown from when another process keeps changing
+// the rules until they are repaired.
+func TestChangedRulesAreShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := watchedPlane{make(chan string)}
+		e := newEngine(p, nil)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- e.SyncLoop(ctx) }()
+		wantDoubt(t, e, engine.NotSynced, "Services are not known yet, and rules of an earlier run, if there are any, stay in force")
+		e.OnNodeSynced()
+		e.OnServiceSynced()
+		e.OnEndpointSlicesSynced()
+		synctest.Wait()
+		wantNoDoubt(t, e, engine.NotSynced)
+		for range 11 { // each change makes the next repair wait longer
+			p.seen <- "table ip sluice deleted by nft, process 7"
+			time.Sleep(time.Second / 2)
+		}
+		d := wantDoubt(t, e, engine.RulesChanged, "another process changed our rules: table ip sluice deleted by nft, process 7")
+		if d.NextAt == nil || !d.NextAt.After(time.Now()) || d.Since.After(time.Now()) || d.Next != "they are compared and repaired" {
+			t.Errorf("%+v, want since when, what happens next and when", d)
+		}
+		time.Sleep(time.Minute)
+		wantNoDoubt(t, e, engine.RulesChanged)
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("SyncLoop: %v", err)
+		}
+	})
+}
