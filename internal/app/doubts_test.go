@@ -20,6 +20,7 @@ import (
 	"sluice/internal/health"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/source/informer"
 	"sluice/internal/statusapi"
 )
 
@@ -160,4 +161,48 @@ func TestChangedRulesAreShown(t *testing.T) {
 			t.Errorf("SyncLoop: %v", err)
 		}
 	})
+}
+
+// TestSilentServerIsShown checks what is shown of kinds of objects that the API server is not
+// heard from about.
+func TestSilentServerIsShown(t *testing.T) {
+	began := time.Now().Add(-time.Hour)
+	lost := func(resource, reason string) informer.Lost {
+		return informer.Lost{
+			Resource: resource, Reason: reason, Since: began, Heard: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), NextTry: time.Now().Add(time.Minute),
+		}
+	}
+	never := lost("nodes", "forbidden")
+	never.Heard, never.NextTry = time.Time{}, time.Time{}
+	for _, tt := range []struct {
+		lost     []informer.Lost
+		kind     engine.DoubtKind
+		severity statusapi.DoubtSeverity
+		reason   string
+	}{
+		{
+			[]informer.Lost{lost("endpointslices", "connection refused"), lost("services", "connection refused")}, engine.SourceSilent, statusapi.DoubtError,
+			"changes of objects are not known (endpointslices, services: connection refused); they were last heard of at 2026-01-02T03:04:05Z",
+		},
+		{
+			[]informer.Lost{never, lost("services", "EOF")}, engine.SourceSilent, statusapi.DoubtError,
+			"changes of objects are not known (nodes: forbidden; services: EOF); they were last heard of at 2026-01-02T03:04:05Z",
+		},
+		{
+			[]informer.Lost{never}, engine.SourceIncomplete, statusapi.DoubtWarning,
+			"changes of objects are not known (nodes: forbidden); nothing was heard of them since the start",
+		},
+	} {
+		doubts := new(engine.Doubts)
+		e := newEngine(watchedPlane{}, doubts)
+		doubtLost(doubts, tt.lost)
+		d := wantDoubt(t, e, tt.kind, tt.reason)
+		if d.Severity != tt.severity || d.Since.Sub(began).Abs() > time.Second || (d.NextAt == nil) != tt.lost[len(tt.lost)-1].NextTry.IsZero() {
+			t.Errorf("%+v, want %s since %v, and when it is asked again", d, tt.severity, began)
+		}
+		doubtLost(doubts, []informer.Lost{lost("nodes", "forbidden")})
+		wantNoDoubt(t, e, engine.SourceSilent)
+		doubtLost(doubts, nil)
+		wantNoDoubt(t, e, engine.SourceIncomplete)
+	}
 }

@@ -112,7 +112,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.markReady = sync.OnceFunc(func() { close(s.ready) })
-	s.objects = source.Start(ctx, p.source.open(p.node, func(all []manifest.Problem) { s.files.Store(&all) }))
+	s.objects = source.Start(ctx, p.source.open(p.node, p.options.doubts, func(all []manifest.Problem) { s.files.Store(&all) }))
 	mode, settings, err := p.options.probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/config/v1alpha1"
 
 	"sluice/internal/apiclient"
+	"sluice/internal/engine"
 	"sluice/internal/source"
 	"sluice/internal/source/informer"
 	"sluice/internal/source/manifest"
@@ -98,10 +101,50 @@ func (s objectSource) String() string {
 }
 
 // open returns the source, which reads nothing before it is run. A folder calls
-// report with the problems of its files.
-func (s objectSource) open(node string, report func([]manifest.Problem)) source.Source {
+// report with the problems of its files; that the API server is not heard from is a
+// doubt.
+func (s objectSource) open(node string, doubts *engine.Doubts, report func([]manifest.Problem)) source.Source {
 	if s.manifests != "" {
 		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report}
 	}
-	return informer.New(s.client, node)
+	return informer.New(s.client, node, func(lost []informer.Lost) { doubtLost(doubts, lost) })
+}
+
+// doubtLost sets or clears the doubt that follows from kinds of objects that the API
+// server is not heard from about, one for all of them.
+func doubtLost(doubts *engine.Doubts, lost []informer.Lost) {
+	kind := engine.SourceIncomplete
+	if slices.ContainsFunc(lost, func(l informer.Lost) bool { return l.Resource == "services" || l.Resource == "endpointslices" }) {
+		kind = engine.SourceSilent
+	}
+	for _, k := range []engine.DoubtKind{engine.SourceSilent, engine.SourceIncomplete} {
+		if k != kind || len(lost) == 0 {
+			doubts.Clear(k, "")
+		}
+	}
+	if len(lost) == 0 {
+		return
+	}
+	d := engine.Doubt{Kind: kind, Next: "the API server is asked again", Since: lost[0].Since}
+	var reasons, names []string
+	for i, l := range lost {
+		names = append(names, l.Resource)
+		if i+1 == len(lost) || lost[i+1].Reason != l.Reason {
+			reasons = append(reasons, strings.Join(names, ", ")+": "+l.Reason)
+			names = nil
+		}
+		if l.Since.Before(d.Since) {
+			d.Since = l.Since
+		}
+		if d.NextAt.IsZero() || !l.NextTry.IsZero() && l.NextTry.Before(d.NextAt) {
+			d.NextAt = l.NextTry
+		}
+	}
+	heard := slices.MaxFunc(lost, func(a, b informer.Lost) int { return a.Heard.Compare(b.Heard) }).Heard
+	last := "nothing was heard of them since the start"
+	if !heard.IsZero() {
+		last = "they were last heard of at " + heard.UTC().Format(time.RFC3339)
+	}
+	d.Reason = fmt.Sprintf("changes of objects are not known (%s); %s", strings.Join(reasons, "; "), last)
+	doubts.Set(d)
 }

@@ -27,17 +27,19 @@ const (
 	SyncFailing         DoubtKind = "SyncFailing"         // the last sync failed
 	RulesChanged        DoubtKind = "RulesChanged"        // another process may have changed our rules, and they are not repaired yet
 	ServicePortsRefused DoubtKind = "ServicePortsRefused" // the kernel refuses service ports
+	SourceSilent        DoubtKind = "SourceSilent"        // changes of Services or EndpointSlices are not known
+	SourceIncomplete    DoubtKind = "SourceIncomplete"    // changes of other objects are not known
 	RulesUnwatched      DoubtKind = "RulesUnwatched"      // changes by other processes may go unnoticed
 )
 
 // DoubtKinds has all kinds, in the order in which doubts are listed.
-var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, RulesUnwatched}
+var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, SourceIncomplete, RulesUnwatched}
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody
 // may take everything to be in force. Other doubts are warnings.
 func (k DoubtKind) Severe() bool {
 	switch k {
-	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused:
+	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent:
 		return true
 	default:
 		return false

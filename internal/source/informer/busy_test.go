@@ -58,8 +58,9 @@ func busy(refusals, retryAfter int) *failing {
 // it took to end.
 func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
-	to := newStore(ctx, source.NewServiceConfig(noHandler{}))
-	f := newKindWatch(to, &v1.Service{}, s, &watchErrors{resource: "services"})
+	c := newContacts(nil).of("services")
+	to := newStore(ctx, source.NewServiceConfig(noHandler{}), c)
+	f := newKindWatch(to, &v1.Service{}, s, &watchErrors{resource: "services", contact: c})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

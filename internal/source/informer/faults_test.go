@@ -17,9 +17,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"sluice/internal/apiclient"
 	"sluice/internal/conformance/reliability"
+	"sluice/internal/source/informer"
 )
 
 // serverFaults are what an API server, or whatever is between it and us, may do to
@@ -292,5 +294,53 @@ func TestFailingServerIsSpared(t *testing.T) {
 				r.stop()
 			})
 		})
+	}
+}
+
+// TestLostServerIsReported has every fault by which nothing is heard from the server
+// happen for an hour, before the first list and after it. The report has since when,
+// when the server was last heard from, and why; it is empty once the server answers.
+func TestLostServerIsReported(t *testing.T) {
+	for fault, why := range map[string]string{
+		"internal error": "", "connection cut before the answer": "", "stuck": "does not answer", "another server": "",
+	} {
+		for _, early := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, early %t", fault, early), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f, client := newFaulty(t, 1)
+					if early {
+						f.suffer(1, fault)
+					}
+					r := start(t, client)
+					lost := func() []informer.Lost { return ptr.Deref(r.lost.Load(), nil) }
+					time.Sleep(time.Minute)
+					if !early {
+						if all := lost(); len(all) > 0 {
+							t.Errorf("from a server that answers %+v are lost", all)
+						}
+						f.suffer(1, fault)
+						f.put(servicesPath, service("web", "10.0.0.1"))
+					}
+					began := time.Now()
+					time.Sleep(time.Hour)
+					all := lost()
+					if len(all) != 4 {
+						t.Fatalf("%+v are lost, want four kinds", all)
+					}
+					for i, l := range all {
+						// A watch that is open is noticed to be useless when it ends, after ten minutes at most.
+						if !strings.Contains(l.Reason, why) || l.Since.After(began.Add(11*time.Minute)) || l.Heard.IsZero() != early || i > 0 && l.Resource < all[i-1].Resource {
+							t.Errorf("%+v, want the reason %q, a beginning and when it was last heard from", l, why)
+						}
+					}
+					f.suffer(0)
+					time.Sleep(recovery)
+					if all := lost(); len(all) > 0 {
+						t.Errorf("after the server is back %+v are lost", all)
+					}
+					r.stop()
+				})
+			})
+		}
 	}
 }

@@ -18,14 +18,17 @@ import (
 )
 
 // New returns the Source that watches the API server of client, which is made by package
-// apiclient. It watches only the Node of this name.
-func New(client rest.Interface, nodeName string) source.Source {
-	return &apiServer{client, nodeName}
+// apiclient. It watches only the Node of this name. It calls report, which may be nil and
+// must not block, with the kinds that the server is not heard from about, whenever they
+// change.
+func New(client rest.Interface, nodeName string, report func([]Lost)) source.Source {
+	return &apiServer{client, nodeName, newContacts(report)}
 }
 
 type apiServer struct {
 	client   rest.Interface
 	nodeName string
+	contacts *contacts
 }
 
 // Run implements [source.Source].
@@ -43,19 +46,19 @@ func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 // object, and rows that depend on it are then resolved only once.
 func (s *apiServer) watches(ctx context.Context, h source.Handler) []*kindWatch {
 	return []*kindWatch{
-		watchKind(ctx, &resource{
+		watchKind(ctx, s.contacts, &resource{
 			client: s.client, name: "nodes", list: &v1.NodeList{},
 			fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.nodeName).String(),
 		}, &v1.Node{}, source.NewNodeConfig(s.nodeName, h)),
-		watchKind(ctx, &resource{
+		watchKind(ctx, s.contacts, &resource{
 			client: s.client, group: networkingv1.GroupName, name: "servicecidrs", list: &networkingv1.ServiceCIDRList{},
 		}, &networkingv1.ServiceCIDR{}, source.NewServiceCIDRConfig(h)),
-		watchKind(ctx, &resource{
+		watchKind(ctx, s.contacts, &resource{
 			client: s.client, name: "services", list: &v1.ServiceList{},
 			labels: "!" + source.LabelServiceProxyName,
 			fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
 		}, &v1.Service{}, source.NewServiceConfig(h)),
-		watchKind(ctx, &resource{
+		watchKind(ctx, s.contacts, &resource{
 			client: s.client, group: discoveryv1.GroupName, name: "endpointslices", list: &discoveryv1.EndpointSliceList{},
 			labels: "!" + source.LabelHeadless,
 		}, &discoveryv1.EndpointSlice{}, source.NewEndpointSliceConfig(h)),
@@ -70,8 +73,9 @@ type kindWatch struct {
 	synced    func()
 }
 
-func watchKind[T source.Object](ctx context.Context, r *resource, example T, to *source.Config[T]) *kindWatch {
-	return newKindWatch(newStore(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
+func watchKind[T source.Object](ctx context.Context, all *contacts, r *resource, example T, to *source.Config[T]) *kindWatch {
+	c := all.of(r.name)
+	return newKindWatch(newStore(ctx, to, c), example, r, &watchErrors{resource: r.name, group: r.group, contact: c})
 }
 
 func newKindWatch[T source.Object](to *store[T], example T, from listerWatcher, errors *watchErrors) *kindWatch {
@@ -94,7 +98,9 @@ func (w *kindWatch) run(ctx context.Context) {
 		if unreachable(err) {
 			pause = nextUnreachable
 		}
-		_ = sleep(ctx, pause()) // The loop checks ctx.
+		d := pause()
+		w.errors.contact.retryIn(d)
+		_ = sleep(ctx, d) // The loop checks ctx.
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 type running struct {
 	rec  *sourcetest.Recorder
 	logs func() string
+	lost atomic.Pointer[[]informer.Lost] // what was reported last
 	stop func()
 }
 
@@ -35,7 +37,7 @@ func start(t *testing.T, client rest.Interface) *running {
 	}}
 	done := make(chan error, 1)
 	go func() {
-		done <- informer.New(client, "here").Run(ctx, r.rec)
+		done <- informer.New(client, "here", func(all []informer.Lost) { r.lost.Store(&all) }).Run(ctx, r.rec)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()

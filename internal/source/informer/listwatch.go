@@ -7,7 +7,9 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/url"
 	"path"
+	"reflect"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,11 +52,17 @@ func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(*o.TimeoutSeconds)*time.Second+responseTimeout)
 	}
 	w, err := r.get(o).Watch(ctx)
-	if err != nil {
+	if err != nil || isEmpty(w) {
 		cancel()
-		return nil, err
+		return w, err
 	}
 	return &boundedWatch{w, cancel}, nil
+}
+
+// isEmpty reports whether a watch is what client-go returns instead of some errors, such
+// as a connection that was closed before the answer. It has no events.
+func isEmpty(w watch.Interface) bool {
+	return reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch())
 }
 
 // boundedWatch is a watch with a timeout.
@@ -111,18 +119,28 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 				if err := errors.throttle(ctx, o); err != nil {
 					return nil, err
 				}
+				ended := errors.contact.ask()
 				w, err := of.Watch(ctx, o)
+				ended()
 				switch refused := utilnet.IsConnectionRefused(err); {
 				case refused && !isWatchList(o): // The reflector would wait for up to a minute.
 					errors.handle(ctx, err)
-					if err := sleep(ctx, next()); err != nil {
+					d := next()
+					errors.contact.retryIn(d)
+					if err := sleep(ctx, d); err != nil {
 						return nil, err
 					}
 				case isWatchList(o) && apierrors.IsTooManyRequests(err):
 					errors.handle(ctx, err) // The reflector would ask for a plain list, which costs the server more.
 					errors.retryAfter, _ = apierrors.SuggestsClientDelay(err)
+				case err == nil && isEmpty(w):
+					errors.contact.fail("the API server cannot answer, or the connection is lost before it does")
+					return w, nil
+				case err == nil:
+					errors.contact.heard()
+					return w, nil
 				default:
-					return w, errors.intercept(ctx, o, err)
+					return nil, errors.intercept(ctx, o, err)
 				}
 			}
 		},
@@ -184,6 +202,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 // streamed lists are requested. It is for one goroutine.
 type watchErrors struct {
 	resource, group string
+	contact         *contact
 
 	reason string // the last one that was logged
 	logged time.Time
@@ -197,11 +216,15 @@ func (w *watchErrors) reset() { w.watchLists, w.retryAfter = 0, 0 }
 
 func (w *watchErrors) handle(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
+	expired := apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
+	if ctx.Err() == nil && !expired {
+		w.contact.fail(w.explain(withoutURL(err)))
+	}
 	switch {
 	case ctx.Err() != nil, errors.Is(err, io.EOF):
 		// We ended the watch, or the server did, which it does regularly.
 		return
-	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, io.ErrUnexpectedEOF):
+	case expired, errors.Is(err, io.ErrUnexpectedEOF):
 		log.V(4).Info("Watch ended early", "resource", w.resource, "err", err)
 		return
 	}
@@ -255,9 +278,20 @@ func (w *watchErrors) throttle(ctx context.Context, o metav1.ListOptions) error 
 	return sleep(ctx, wait.Jitter(min(d, busyMax), 0.5)) // Other nodes wait too, and should not all retry at once.
 }
 
+// withoutURL returns the cause of a failed request. The URL would make the reason another
+// one for each kind.
+func withoutURL(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
 // explain returns the cause of an error and, if known, what to do about it.
 func (w *watchErrors) explain(err error) string {
 	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return unanswered
 	case apierrors.IsForbidden(err):
 		return fmt.Sprintf("forbidden: the ClusterRole of this user needs the rule "+
 			"{apiGroups: [%q], resources: [%q], verbs: [list, watch]}", w.group, w.resource)

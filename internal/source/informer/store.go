@@ -15,22 +15,24 @@ import (
 // a Config, and the handler keeps what it needs. If a list is streamed object by object,
 // the reflector collects only names for Replace. It is for one goroutine.
 type store[T source.Object] struct {
-	ctx    context.Context // objects that arrive after its end are dropped
-	to     *source.Config[T]
-	first  sync.Once
-	listed chan struct{} // closed when the first list has been passed on
+	ctx     context.Context // objects that arrive after its end are dropped
+	to      *source.Config[T]
+	contact *contact
+	first   sync.Once
+	listed  chan struct{} // closed when the first list has been passed on
 }
 
 var _ cache.TransformingStore = (*store[*v1.Service])(nil)
 
-func newStore[T source.Object](ctx context.Context, to *source.Config[T]) *store[T] {
-	return &store[T]{ctx: ctx, to: to, listed: make(chan struct{})}
+func newStore[T source.Object](ctx context.Context, to *source.Config[T], c *contact) *store[T] {
+	return &store[T]{ctx: ctx, to: to, contact: c, listed: make(chan struct{})}
 }
 
 func (s *store[T]) Add(o any) error { return s.Update(o) }
 
 func (s *store[T]) Update(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
+		s.contact.heard()
 		s.to.Set(obj)
 	}
 	return nil
@@ -38,6 +40,7 @@ func (s *store[T]) Update(o any) error {
 
 func (s *store[T]) Delete(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
+		s.contact.heard()
 		s.to.Forget(source.NameOf(obj))
 	}
 	return nil
