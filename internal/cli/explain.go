@@ -36,6 +36,9 @@ func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time
 	p.kernel(&e.Kernel)
 	p.handshake(e.Handshake)
 	p.trace(e.Trace)
+	for _, d := range e.Doubts[:min(len(e.Doubts), maxDoubts)] {
+		p.text("Doubt", doubtLine(&d, now))
+	}
 	for _, n := range e.Notes {
 		p.text("Note", n)
 	}

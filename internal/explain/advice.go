@@ -107,7 +107,7 @@ func (x *explanation) try() []string {
 	show := fmt.Sprintf("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 	switch x.out.Reason {
 	case statusapi.NotSynced:
-		return []string{"sluice status --wait", "if that does not return, see the daemon's log for why a sync fails"}
+		return trySync()
 	case statusapi.NoSuchFrontend:
 		return []string{
 			fmt.Sprintf("kubectl get services -A -o wide | grep -F %v", x.packet.Dst.Addr()),
@@ -138,6 +138,10 @@ func (x *explanation) try() []string {
 		return []string{"sluice status --problems", "the daemon retries by itself, with back-off"}
 	}
 	return tryUnserved(x.out.Reason)
+}
+
+func trySync() []string {
+	return []string{"sluice status --wait", "if that does not return, sluice status says what it waits for, or why a sync fails"}
 }
 
 // tryUnserved returns what to do about a Service, or an address, that is not served.

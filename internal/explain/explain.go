@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -51,6 +52,9 @@ const maxListed = 256
 // an address that no Service has, to the number of rows.
 func (w *World) Explain(q Question) (*Answer, error) {
 	t, err := q.parse(w)
+	if errors.As(err, new(*UnknownError)) && !w.synced() {
+		return w.withoutService(t), nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +69,7 @@ func (w *World) Explain(q Question) (*Answer, error) {
 	x.setReason()
 	x.setEndpoints()
 	x.advise()
+	x.out.Doubts = w.doubts()
 	return &Answer{x.out, x.packet, x.now.Row, x.now.Route.Scope}, nil
 }
 
@@ -298,7 +303,10 @@ func StatusOf(r engine.RowStatus) statusapi.Status {
 // not candidates.
 func (x *explanation) setEndpoints() {
 	o, out := x.now, x.out
-	out.Verdict = o.Verdict.String()
+	if out.Verdict = o.Verdict.String(); !x.world.synced() {
+		out.Verdict = unknownVerdict
+		return
+	}
 	if !o.Frontend.Addr.IsValid() {
 		return
 	}

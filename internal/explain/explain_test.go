@@ -400,8 +400,12 @@ func TestExplainKernel(t *testing.T) {
 			})
 			return got
 		}
-		if got := ask("10.96.0.1:80"); got.Reason != statusapi.NotSynced || !strings.Contains(got.Message, "Services are not known yet") {
-			t.Errorf("before the first sync: %s %s", got.Reason, got.Message)
+		for _, to := range []string{"10.96.0.1:80", "198.51.100.1:80", "ns/nobody-knows"} {
+			got := ask(to)
+			if got.Reason != statusapi.NotSynced || got.Verdict != "unknown" || !strings.Contains(got.Message, "Services are not known yet") ||
+				len(got.Doubts) != 1 || got.Doubts[0].Kind != "NotSynced" || len(got.Candidates) > 0 {
+				t.Errorf("before the first sync: %s: %+v", to, got)
+			}
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)

@@ -15,8 +15,8 @@ import (
 func (x *explanation) setReason() {
 	out := x.out
 	out.Reason, out.Message = x.policyReason()
-	if v := x.world.View; v != nil {
-		x.kernelReason(v.Sync.First, v.Sync.Waiting)
+	if x.world.View != nil {
+		x.kernelReason()
 	}
 	if p := x.target.port; p != nil && p.Frontends[0].LostTo != nil {
 		out.Reason = statusapi.LostClaim
@@ -25,19 +25,15 @@ func (x *explanation) setReason() {
 }
 
 // kernelReason replaces the reason if the kernel does not have the wanted state.
-func (x *explanation) kernelReason(synced bool, waiting string) {
+func (x *explanation) kernelReason() {
 	out := x.out
 	s := statusapi.Status{}
 	if out.Service != nil && out.Service.Status != nil {
 		s = *out.Service.Status
 	}
 	switch {
-	case !synced:
-		out.Reason = statusapi.NotSynced
-		out.Message = "The daemon has not finished its first sync; rules of an earlier run may be in force."
-		if waiting != "" {
-			out.Message += " It waits: " + waiting + "."
-		}
+	case !x.world.synced():
+		out.Reason, out.Message = statusapi.NotSynced, x.world.notSynced()
 	case s.State == statusapi.Refused:
 		out.Reason, out.Message = statusapi.RefusedByKernel, "The kernel refuses the service port: "+s.Reason+"."
 	case !sameOutcome(x.want, x.now):

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/internal/engine"
+	"sluice/internal/explain"
 	"sluice/internal/resolve"
 	"sluice/internal/statusapi"
 )
@@ -15,7 +16,7 @@ import (
 func (s *Server) node(context.Context, *request) (any, error) {
 	n := s.settings.About
 	n.Now = time.Now()
-	n.Started = wallTime(n.Started, n.Now)
+	n.Started = explain.WallTime(n.Started, n.Now)
 	n.Health = s.settings.Health()
 	n.Tracking = s.settings.Tracked()
 	files := len(s.settings.Files())
@@ -28,41 +29,21 @@ func (s *Server) node(context.Context, *request) (any, error) {
 		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
 		n.Counts.Pending, n.Counts.Refused = v.DirtyCounts()
 		n.Sync = syncOf(v.Sync)
-		n.Doubts = doubtsOf(v.Doubts(), n.Now)
+		n.Doubts = explain.DoubtsOf(v.Doubts(), n.Now)
 		// Events that no sync has picked up yet are pending too.
 		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()
 	})
 	return n, nil
 }
 
-// wallTime returns t as the wall clock shows it now: the clock may have been set
-// since t was taken. Both times must have monotonic clock readings.
-func wallTime(t, now time.Time) time.Time { return now.Add(-now.Sub(t)) }
-
 func syncOf(s engine.SyncStatus) statusapi.Sync {
 	out := statusapi.Sync{Done: s.First, Seconds: s.Took.Seconds(), Reason: s.Waiting}
 	if !s.Ended.IsZero() {
-		last := wallTime(s.Ended, time.Now())
+		last := explain.WallTime(s.Ended, time.Now())
 		out.Last = &last
 	}
 	if s.Err != nil {
 		out.Error = s.Err.Error()
-	}
-	return out
-}
-
-func doubtsOf(all []engine.Doubt, now time.Time) (out []statusapi.Doubt) {
-	for _, d := range all {
-		one := statusapi.Doubt{
-			Kind: string(d.Kind), Severity: statusapi.DoubtWarning, Object: d.Object, Reason: d.Reason, Since: wallTime(d.Since, now), Next: d.Next,
-		}
-		if d.Kind.Severe() {
-			one.Severity = statusapi.DoubtError
-		}
-		if !d.NextAt.IsZero() {
-			one.NextAt = new(wallTime(d.NextAt, now))
-		}
-		out = append(out, one)
 	}
 	return out
 }

@@ -9,7 +9,7 @@ type Explanation struct {
 	Service  *ExplainedPort  `json:"service,omitempty"`  // the service port that the packet is for; nil if there is none
 	Frontend *Frontend       `json:"frontend,omitempty"` // the frontend of the service port that the packet is for; nil if there is none
 
-	Verdict string `json:"verdict"` // forward, reject, drop or untouched
+	Verdict string `json:"verdict"` // forward, reject, drop or untouched; unknown before the daemon's first sync
 	Reason  Reason `json:"reason"`
 	Message string `json:"message"` // the reason in words, about this packet
 
@@ -26,6 +26,7 @@ type Explanation struct {
 	Kernel    KernelCheck `json:"kernel"`
 	Handshake *Handshake  `json:"handshake,omitempty"` // nil if no connection was tried
 	Trace     *Trace      `json:"trace,omitempty"`     // nil if no trace was requested
+	Doubts    []Doubt     `json:"doubts,omitempty"`    // the daemon's, except refused service ports
 	Notes     []string    `json:"notes,omitempty"`     // assumptions, and what else may matter
 	Try       []string    `json:"try,omitempty"`       // what to do if this is not as expected
 }

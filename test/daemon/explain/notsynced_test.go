@@ -17,8 +17,9 @@ import (
 	"sluice/test/daemon/testbed"
 )
 
-// TestExplainNotSynced asks a daemon that has not heard of Services, since its API
-// server does not answer. Nothing is done to packets yet.
+// TestExplainNotSynced asks a daemon that has not heard of Services, since its API server
+// does not answer: without rules, and then with those of an earlier run. It does not say
+// what happens to packets, because it does not know which rules there are.
 func TestExplainNotSynced(t *testing.T) {
 	for _, mode := range testbed.Modes {
 		t.Run(mode, func(t *testing.T) {
@@ -28,17 +29,47 @@ func TestExplainNotSynced(t *testing.T) {
 			bed.Flags[0], bed.Flags[1] = "--master", "http://127.0.0.1:9"
 			d := bed.Start(nil)
 			testbed.Eventually(t, "an answer", func() bool { _, code := bed.Sluice("explain", testbed.ClusterIP.String()); return code == 1 })
-			e, code := explanation(bed, testbed.ClusterIP.String(), "--from", testbed.ClientIP.String())
-			if code != 1 || e.Reason != statusapi.NotSynced || !strings.Contains(e.Message, "Services are not known yet") {
-				t.Errorf("exit %d, %s: %s", code, e.Reason, e.Message)
-			}
-			wantPacketAsExplained(bed, &e)
+			wantNothingKnown(bed)
 			d.End(15)
 			bed.Flags[0], bed.Flags[1] = "--manifests", folder
-			bed.Start(nil)
+			d = bed.Start(nil)
 			bed.AwaitSync()
 			wantExplained(bed, "default/web", statusapi.Forwarded)
+			if mode == "userspace" {
+				return // Without a process nothing carries connections.
+			}
+			d.End(15)
+			bed.Flags[0], bed.Flags[1] = "--master", "http://127.0.0.1:9"
+			bed.Start(nil)
+			testbed.Eventually(t, "an answer", func() bool { _, code := bed.Sluice("explain", "default/web"); return code == 1 })
+			wantNothingKnown(bed)
+			if _, fate := bed.Ask(testbed.ClientIP, testbed.ClusterIP); fate != traffic.Answered {
+				t.Errorf("with the rules of the earlier run: %v", fate)
+			}
 		})
+	}
+}
+
+// wantNothingKnown checks the answers about an address and a name, and the doubts, of a
+// daemon that knows nothing yet.
+func wantNothingKnown(bed *testbed.Testbed) {
+	bed.T.Helper()
+	for _, to := range []string{testbed.ClusterIP.String(), "default/web"} {
+		e, code := explanation(bed, to)
+		if code != 1 || e.Verdict != "unknown" || e.Reason != statusapi.NotSynced || !strings.Contains(e.Message, "Services are not known yet") {
+			bed.T.Errorf("%s: exit %d, %s, %s: %s", to, code, e.Verdict, e.Reason, e.Message)
+		}
+	}
+	text, code := bed.Sluice("status", "--wait=0s")
+	if code != 1 || !strings.Contains(text, "NOT SYNCED YET: Services are not known yet") {
+		bed.T.Errorf("--wait: exit %d, %s", code, text)
+	}
+	testbed.Eventually(bed.T, "the doubts", func() bool {
+		text, _ = bed.Sluice("status")
+		return strings.Contains(text, "SourceSilent, since") && strings.Contains(text, "connection refused")
+	})
+	if !strings.Contains(text, "NotSynced, since") || !strings.Contains(text, "nothing was heard of them since the start") {
+		bed.T.Errorf("status says\n%s", text)
 	}
 }
 

@@ -327,7 +327,7 @@ const explain = {
 				draw(ofExplanation(e), width, `The packet's path: ${e.message}`),
 				facts(e)),
 			kernelCard(e.kernel),
-			bullets("What to try", e.try), bullets("Notes", e.notes),
+			bullets("What to try", e.try), bullets("Doubts", e.doubts?.map((d) => `${d.kind}: ${d.reason}`)), bullets("Notes", e.notes),
 		];
 	},
 };
