@@ -31,7 +31,8 @@ func newBugReportCommand() *cobra.Command {
 		Long: `Pack what is needed for remote diagnosis: the daemon's status, rules, metrics,
 configuration and flags, and facts about the kernel. Secrets, tokens, keys and
 kubeconfigs are not read, and text that looks like one is removed. Whatever
-cannot be collected is noted in the file and does not fail the command.
+cannot be collected, or not within --timeout, is noted in the file and does not
+fail the command.
 
 Exit code: 0; 2 if neither the daemon nor its rules could be read.`,
 		Example: `  sluice bugreport
@@ -44,6 +45,7 @@ Exit code: 0; 2 if neither the daemon nor its rules could be read.`,
 	fs.StringVarP(&output, "output", "o", "", "write to this `FILE`, which must not exist; - is standard output; "+
 		"the default is a name with host and time in the current folder")
 	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "read metrics from the metrics server at this `IP:PORT`")
+	fs.DurationVar(&s.Timeout, "timeout", 9*time.Second, "collect for up to this `TIME`; a node with many thousand Services may take longer")
 	fs.StringVar(&s.Log, "log", "", "add the end of this log `FILE`")
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -123,12 +125,15 @@ func kernelRules(ctx context.Context, name string) ([]byte, error) {
 	return rules, nil
 }
 
-// runProgram runs a program of the host for up to a minute. The error has the first
-// line of its standard error.
+// runProgram runs a program of the host until ctx ends. The error has the first line of
+// its standard error.
 func runProgram(ctx context.Context, program string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	text, err := exec.CommandContext(ctx, program, args...).Output()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = 100 * time.Millisecond // what it has started may go on
+	text, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: not done in time", program)
+	}
 	if e, ok := errors.AsType[*exec.ExitError](err); ok {
 		line, _, _ := strings.Cut(string(e.Stderr), "\n")
 		err = fmt.Errorf("%s: %w: %s", program, err, line)

@@ -9,6 +9,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"sluice/internal/statusapi"
 )
 
 // sysctls are patterns of the kernel settings that affect Services.
@@ -25,7 +27,7 @@ func (c *Contents) host(s Settings) {
 	c.add("kernel.txt", "the kernel, its modules, the operating system", text, err)
 	text, err = readSysctls(s.Host)
 	c.add("sysctls.txt", "settings of the kernel", text, err)
-	pid, err := peer(s.Socket)
+	pid, err := statusapi.Peer(s.Socket)
 	if err == nil {
 		process := fmt.Sprintf("proc/%d/", pid)
 		text, err = files(s.Host, process+"cmdline", process+"status", process+"limits")

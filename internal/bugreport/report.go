@@ -28,11 +28,12 @@ const (
 // Settings are the sources of a report.
 type Settings struct {
 	Client  *statusapi.Client
-	Socket  string // the daemon's unix socket, to find its process
-	Metrics string // URL of the metrics server, for example http://127.0.0.1:10249
-	Log     string // path of the daemon's log; empty if it is not wanted
-	Version any    // of this program, encoded as JSON
-	Host    fs.FS  // the root of the file system
+	Socket  string        // the daemon's unix socket, to find its process
+	Metrics string        // URL of the metrics server, for example http://127.0.0.1:10249
+	Log     string        // path of the daemon's log; empty if it is not wanted
+	Timeout time.Duration // how long reading may take; what is not read by then is noted
+	Version any           // of this program, encoded as JSON
+	Host    fs.FS         // the root of the file system
 
 	// Rules lists what a mode has in the kernel, without running a program.
 	Rules func(ctx context.Context, mode string) ([]byte, error)
@@ -56,13 +57,22 @@ type File struct {
 // errNothing means that a report would have nothing about the proxy.
 var errNothing = errors.New("neither the daemon nor its rules can be read")
 
-// Gather reads all sources. It returns an error only if neither the daemon, its metrics
-// nor its rules can be read.
+// Gather reads all sources, for at most the time that the settings allow. It returns an
+// error only if neither the daemon, its metrics nor its rules can be read.
 func Gather(ctx context.Context, s Settings) (*Contents, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
 	r := &Contents{}
-	node := r.daemon(ctx, s)
-	r.metrics(ctx, s)
-	r.rules(ctx, s, node.Mode)
+	node, answers := r.node(ctx, s)
+	r.gather(ctx, []part{
+		{"everything else of the daemon", func(c *Contents) {
+			if answers { // Otherwise other requests would have the same error.
+				c.daemon(ctx, s)
+			}
+		}},
+		{"metrics and configuration", func(c *Contents) { c.metrics(ctx, s) }},
+		{"rules", func(c *Contents) { c.rules(ctx, s, node.Mode) }},
+	})
 	if len(r.Files) == 0 {
 		return nil, fmt.Errorf("%w: %s", errNothing, r.Notes[0])
 	}
@@ -74,6 +84,40 @@ func Gather(ctx context.Context, s Settings) (*Contents, error) {
 		r.add("log.txt", "the end of "+s.Log, text, err)
 	}
 	return r, nil
+}
+
+// part is a part of a report that is read concurrently with others.
+type part struct {
+	what string
+	read func(*Contents)
+}
+
+// partGrace is how long a part may go on after ctx has ended, to note what it lacks.
+const partGrace = 500 * time.Millisecond
+
+// gather reads parts, and adds them in their order. It does not wait for those that go on
+// after ctx has ended: a call of the kernel cannot be interrupted.
+func (c *Contents) gather(ctx context.Context, parts []part) {
+	results := make([]chan *Contents, len(parts))
+	for i, p := range parts {
+		results[i] = make(chan *Contents, 1)
+		go func() {
+			var one Contents
+			p.read(&one)
+			results[i] <- &one
+		}()
+	}
+	late := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { time.Sleep(partGrace); close(late) })
+	defer stop()
+	for i, p := range parts {
+		select {
+		case one := <-results[i]:
+			c.Files, c.Notes = append(c.Files, one.Files...), append(c.Notes, one.Notes...)
+		case <-late:
+			c.Notes = append(c.Notes, p.what+": not read in time")
+		}
+	}
 }
 
 // add adds a file, or a note if err is not nil. The description and the error may
@@ -88,15 +132,17 @@ func (c *Contents) add(name, what string, text []byte, err error) {
 	c.Files = append(c.Files, File{name, what, redact(text)})
 }
 
-// daemon adds everything in the daemon's status API, and returns the node. The node is
-// empty if the daemon does not answer.
-func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node) {
+// node adds what the status API says about the node, and reports whether the daemon
+// answers.
+func (c *Contents) node(ctx context.Context, s Settings) (node statusapi.Node, answers bool) {
 	err := s.Client.Get(ctx, statusapi.NodePath, nil, &node)
 	text, _ := json.MarshalIndent(node, "", "  ") // cannot fail: it was decoded from JSON
-	c.add("node.json", "the status of the daemon, its node and its syncs", text, err)
-	if err != nil {
-		return node // Other requests would have the same error.
-	}
+	c.add("node.json", "the status of the daemon, its doubts, its node and its syncs", text, err)
+	return node, err == nil
+}
+
+// daemon adds everything else in the daemon's status API.
+func (c *Contents) daemon(ctx context.Context, s Settings) {
 	for _, l := range []struct{ file, what, path string }{
 		{"problems.json", "problems of objects", statusapi.ProblemsPath},
 		{"changes.json", "the last changes", statusapi.ChangesPath},
@@ -110,7 +156,6 @@ func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node)
 			c.add("troubled.json", "Services that need attention, in full", text, err)
 		}
 	}
-	return node
 }
 
 // list returns all items of a list as JSON.
@@ -170,8 +215,6 @@ func (c *Contents) metrics(ctx context.Context, s Settings) {
 // taken the port, and must not make this one, which runs as root, request other
 // addresses.
 func fetch(ctx context.Context, address string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err

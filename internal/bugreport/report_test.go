@@ -96,7 +96,7 @@ func settingsOf(t *testing.T, socket string) Settings {
 	}
 	process := fmt.Sprintf("proc/%d/", os.Getpid()) // the test is the daemon
 	return Settings{
-		Client: statusapi.AtSocket(socket), Socket: socket, Metrics: metrics.URL, Log: log, Version: map[string]string{"version": "v1"},
+		Client: statusapi.AtSocket(socket), Socket: socket, Metrics: metrics.URL, Log: log, Version: map[string]string{"version": "v1"}, Timeout: time.Minute,
 		Host: fstest.MapFS{
 			"proc/version":                         {Data: []byte("Linux 6.18")},
 			"proc/sys/net/ipv4/ip_forward":         {Data: []byte("1\n")},
@@ -237,5 +237,55 @@ func TestWithoutDaemon(t *testing.T) {
 	s.Run = func(context.Context, string, ...string) ([]byte, error) { return nil, nil }
 	if c, err := Gather(t.Context(), s); !errors.Is(err, errNothing) {
 		t.Errorf("error %v, report %v; want an error", err, c)
+	}
+}
+
+// TestInTime checks that a report has what could be read, and says what could not, if the
+// daemon, the metrics server and a program of the host never answer.
+func TestInTime(t *testing.T) {
+	silent, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	s := settingsOf(t, silent.Addr().String())
+	never := make(chan struct{})
+	defer close(never)
+	metrics := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer metrics.Close()
+	s.Metrics, s.Timeout = metrics.URL, 100*time.Millisecond
+	run := s.Run
+	s.Run = func(ctx context.Context, program string, args ...string) ([]byte, error) {
+		if program == "iptables-save" {
+			<-never // as a program that waits for the kernel
+		}
+		return run(ctx, program, args...)
+	}
+	began := time.Now()
+	if c, err := Gather(t.Context(), s); !errors.Is(err, errNothing) {
+		t.Errorf("error %v, report %v; want an error: nothing was read of the proxy", err, c)
+	}
+	if took := time.Since(began); took > s.Timeout+partGrace+5*time.Second {
+		t.Errorf("it took %v, want %v", took, s.Timeout+partGrace)
+	}
+	s.Run = func(ctx context.Context, program string, args ...string) ([]byte, error) {
+		if program == "iptables-save" {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return run(ctx, program, args...)
+	}
+	c, err := Gather(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, c)
+	for _, want := range []string{"does not answer: process " + strconv.Itoa(os.Getpid()), "metrics.txt (all metrics): ", "iptables.txt (our rules"} {
+		if !strings.Contains(files["README.txt"], want) {
+			t.Errorf("the index lacks %q:\n%s", want, files["README.txt"])
+		}
+	}
+	if files["kernel.txt"] == "" || files["process.txt"] == "" {
+		t.Errorf("the report has only %v", files)
 	}
 }

@@ -38,9 +38,10 @@ const maxResponse = 16 << 20
 
 // Client sends requests to one daemon. It is safe for concurrent use.
 type Client struct {
-	http *http.Client
-	base string // the URL that paths are appended to
-	name string // identifies the daemon in errors
+	http   *http.Client
+	base   string // the URL that paths are appended to
+	name   string // identifies the daemon in errors
+	socket string // its unix socket; empty if it is reached otherwise
 }
 
 // AtSocket returns a client for the daemon at a unix socket.
@@ -50,7 +51,7 @@ func AtSocket(path string) *Client {
 	}
 	return &Client{
 		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true}, Timeout: 30 * time.Second},
-		base: "http://localhost", name: path,
+		base: "http://localhost", name: path, socket: path,
 	}
 }
 
@@ -59,7 +60,7 @@ func AtSocket(path string) *Client {
 func DialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, (&Client{name: path}).unreachable(err)
+		return nil, (&Client{name: path, socket: path}).unreachable(err)
 	}
 	return conn.(*net.UnixConn), nil
 }
@@ -71,9 +72,44 @@ func At(c *http.Client, base, name string) *Client {
 	return &Client{http: c, base: strings.TrimSuffix(base, "/"), name: name}
 }
 
+// nodeTimeout is how long the daemon at a socket may take to answer about its node,
+// which takes it microseconds: every command asks that first.
+const nodeTimeout = 1800 * time.Millisecond
+
 // Get requests a path and decodes the response into to. It returns a
-// [ResponseError] if the daemon refuses the request.
+// [ResponseError] if the daemon refuses the request. At a socket, it adds to the
+// response about the node what only the client can doubt.
 func (c *Client) Get(ctx context.Context, path string, query url.Values, to any) error {
+	if c.socket == "" || path != NodePath {
+		return c.get(ctx, path, query, to)
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	err := c.get(ctx, path, query, to)
+	if n, ok := to.(*Node); ok && err == nil {
+		n.Doubts = append(n.Doubts, c.doubts(n)...)
+	}
+	return err
+}
+
+// OtherNamespace is the kind of the doubt that the daemon which answers is in another
+// network namespace than the client.
+const OtherNamespace = "OtherNamespace"
+
+// doubts returns what the client doubts of the daemon that answered.
+func (c *Client) doubts(n *Node) []Doubt {
+	pid, err := Peer(c.socket)
+	if err != nil || !elsewhere(pid) {
+		return nil
+	}
+	return []Doubt{{
+		Kind: OtherNamespace, Severity: DoubtWarning, Since: n.Started,
+		Reason: fmt.Sprintf("the daemon that answers, process %d, is in another network namespace than this command, and all of this is about that one", pid),
+		Next:   fmt.Sprintf("to ask about this one, name the socket of its daemon; nsenter -t %d -n enters the other", pid),
+	}}
+}
+
+func (c *Client) get(ctx context.Context, path string, query url.Values, to any) error {
 	u := c.base + path
 	if len(query) > 0 {
 		u += "?" + query.Encode()
@@ -142,8 +178,22 @@ func (c *Client) unreachable(err error) error {
 		return fmt.Errorf("no daemon answers at %s: the socket is left over from a daemon that has stopped or was killed", c.name)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, wsaAccess):
 		return fmt.Errorf("no permission to connect to the daemon at %s: %s", c.name, permissionHint(runtime.GOOS))
+	case c.socket != "" && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, syscall.EAGAIN)): // EAGAIN: too many already wait
+		return fmt.Errorf("the daemon at %s does not answer: %s; the rules stay in force as they are", c.name, c.silence())
 	}
 	return fmt.Errorf("connect to the daemon at %s: %w", c.name, err)
+}
+
+// silence says why the daemon may not answer.
+func (c *Client) silence() string {
+	switch pid, err := Peer(c.socket); {
+	case err != nil:
+		return "is it stopped, or stuck?"
+	case stopped(pid):
+		return fmt.Sprintf("process %d is stopped, kill -CONT %d continues it", pid, pid)
+	default:
+		return fmt.Sprintf("process %d is stuck, or has no CPU time; if that lasts, restart it", pid)
+	}
 }
 
 // Winsock error codes. On Windows, syscall.EACCES and syscall.ECONNREFUSED are

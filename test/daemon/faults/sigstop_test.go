@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -179,5 +180,38 @@ func damage(bed *testbed.Testbed, mode string) {
 		bed.Run("nft", "delete", "table", "ip6", "sluice")
 	default:
 		bed.Run("nft", "delete", "table", "ip6", "sluice-"+mode)
+	}
+}
+
+// TestStoppedDaemonIsNamed asks about a daemon that is stopped, and from another network
+// namespace. Status fails at once and names the process, and a report has what can be read.
+func TestStoppedDaemonIsNamed(t *testing.T) {
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	d := bed.Start(nil)
+	bed.AwaitSync()
+	if text, _ := bed.Sluice("status"); strings.Contains(text, "DOUBT") {
+		t.Errorf("doubts of a daemon that works:\n%s", text)
+	}
+	outside, err := exec.Command(testbed.Binary(t), "status", "--socket", bed.Socket).Output()
+	if want := fmt.Sprintf("process %d, is in another network namespace than this command", d.Cmd.Process.Pid); err != nil || !strings.Contains(string(outside), want) {
+		t.Errorf("from another network namespace: error %v, want %q in\n%s", err, want, outside)
+	}
+	signal(d, syscall.SIGSTOP)
+	defer signal(d, syscall.SIGCONT)
+	began := time.Now()
+	text, code := bed.Sluice("status")
+	want := fmt.Sprintf("does not answer: process %d is stopped, kill -CONT %d continues it", d.Cmd.Process.Pid, d.Cmd.Process.Pid)
+	if took := time.Since(began); code != 2 || !strings.Contains(text, want) || took > traffic.Scaled(2*time.Second) {
+		t.Errorf("exit %d after %v, want %q: %s", code, took, want, text)
+	}
+	report := filepath.Join(t.TempDir(), "r.tar.gz")
+	began = time.Now()
+	text, code = bed.Sluice("bugreport", "-o", report)
+	if took := time.Since(began); code != 0 || !strings.Contains(text, want) || took > traffic.Scaled(10*time.Second) {
+		t.Errorf("bugreport: exit %d after %v: %s", code, took, text)
+	}
+	if rules := bed.Run("tar", "-xzOf", report, "--wildcards", "*/sluice-ip.txt"); !strings.Contains(rules, testbed.ClusterIP.Addr().String()) {
+		t.Errorf("the report lacks the rules: %s", rules)
 	}
 }
