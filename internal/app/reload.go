@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
+	"sluice/internal/engine"
 )
 
 const (
@@ -50,7 +51,8 @@ type configWatcher struct {
 	period   time.Duration
 	read     func(defaultMode config.ProxyMode) (parsed, error) // parses the file, as at the start
 	running  config.Configuration
-	apply    func(context.Context, config.Configuration, []config.Change)
+	apply    func(context.Context, config.Configuration, []config.Change) error
+	doubts   *engine.Doubts
 	validate func(context.Context, config.Configuration) error // whether a daemon could start with it
 	delay    func() time.Duration                              // returns how long to wait before a restart
 
@@ -75,10 +77,10 @@ func contentOf(file string) string {
 // configuration that a running daemon can adopt, and compares the next one with
 // that, whether or not apply succeeded.
 func (o *Options) newConfigWatcher(
-	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change),
+	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change) error,
 ) *configWatcher {
 	return &configWatcher{
-		file: o.ConfigFile, period: readPeriod, read: o.read, running: running, apply: apply,
+		file: o.ConfigFile, period: readPeriod, read: o.read, running: running, apply: apply, doubts: o.doubts,
 		validate: func(ctx context.Context, c config.Configuration) error {
 			if _, err := o.plan(c); err != nil {
 				return err
@@ -133,10 +135,16 @@ func (w *configWatcher) check(ctx context.Context) {
 	if err == nil {
 		err = w.accept(ctx, p)
 	}
-	if err != nil {
-		w.due = nil // a restarted daemon could not use the file either
-		klog.FromContext(ctx).Error(err, "The new configuration cannot be used, the old one stays in force", "file", w.file)
+	if err == nil {
+		w.doubts.Clear(engine.ConfigurationRejected, w.file)
+		return
 	}
+	w.due = nil // a restarted daemon could not use the file either
+	w.doubts.Set(engine.Doubt{
+		Kind: engine.ConfigurationRejected, Object: w.file, Reason: "the new configuration cannot be used, the old one stays in force: " + err.Error(),
+		Next: "the file is read again when it changes",
+	})
+	klog.FromContext(ctx).Error(err, "The new configuration cannot be used, the old one stays in force", "file", w.file)
 }
 
 // accept applies a parsed configuration, or plans a restart that will.
@@ -162,7 +170,7 @@ func (w *configWatcher) accept(ctx context.Context, p parsed) error {
 	}
 	if len(changes) > 0 {
 		w.running = p.config
-		w.apply(ctx, p.config, changes)
+		return w.apply(ctx, p.config, changes)
 	}
 	return nil
 }
@@ -183,14 +191,13 @@ func (w *configWatcher) planRestart(ctx context.Context, changes []config.Change
 
 // reload applies a configuration that differs from the running one only in fields
 // that a running daemon can change.
-func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, changes []config.Change) {
+func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, changes []config.Change) error {
 	logger := klog.FromContext(ctx)
 	p := s.plan
 	p.config = c
 	rs, err := p.resolveSettings(ctx, s.families)
 	if err != nil {
-		logger.Error(err, "The new configuration cannot be applied, the old one stays in force")
-		return
+		return err
 	}
 	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Object.Logging.Verbosity))); err != nil {
 		logger.Error(err, "Cannot set the log verbosity, it stays as it is")
@@ -201,4 +208,5 @@ func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, change
 	s.configure(rs, c.MinSyncPeriod, s.fullSyncPeriod(c))
 	s.configz.Store(c.Object)
 	logger.Info("Applied the new configuration", "changed", describe(changes))
+	return nil
 }

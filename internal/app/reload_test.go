@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/config"
+	"sluice/internal/engine"
 )
 
 // desk is a directory with a configuration file that is being watched.
@@ -25,6 +26,7 @@ type desk struct {
 	reloads   chan reload
 	restart   chan *RestartError
 	log       ktesting.Buffer
+	doubts    *engine.Doubts
 	unusable  error // what is wrong with every configuration that needs a restart
 }
 
@@ -34,8 +36,9 @@ type reload struct {
 	changes []config.Change
 }
 
-func (d *desk) reloaded(_ context.Context, c config.Configuration, changes []config.Change) {
+func (d *desk) reloaded(_ context.Context, c config.Configuration, changes []config.Change) error {
 	d.reloads <- reload{c, changes}
+	return nil
 }
 
 // body returns a file with one field that a running daemon can change.
@@ -56,6 +59,7 @@ func (d *desk) start() {
 	d.log = logger.GetSink().(ktesting.Underlier).GetBuffer()
 	ctx, stop := context.WithCancel(klog.NewContext(d.Context(), logger))
 	o := parse(d.T, "--config", d.file)
+	d.doubts = o.doubts
 	read, err := o.read(config.NFTables)
 	if err != nil {
 		d.Fatal(err)
@@ -203,17 +207,24 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
 	d.complains(`The new configuration cannot be used, the old one stays in force err="--config \"` + d.file +
 		`\": nftables.syncPeriod \"-1s\": must be more than 0"`)
+	e := newEngine(watchedPlane{}, d.doubts)
+	wantDoubt(t, e, engine.ConfigurationRejected, `the old one stays in force: --config "`+d.file+`": nftables.syncPeriod "-1s": must be more than 0`)
 	// The same again, and another file beside it, are no news.
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
 	d.write(d.file+".swp", "x")
 	d.write(d.file, "apiVersion: v1\nkind: Secret\n")
 	d.complains(`kind \"Secret\": must be`)
 	d.complains("nftables.syncPeriod")
+	wantDoubt(t, e, engine.ConfigurationRejected, `kind "Secret": must be`)
 	d.write(d.file, body(2))
 	d.want(2)
 	if n := strings.Count(d.log.String(), "cannot be used, the old one"); n != 2 {
 		t.Errorf("%d complaints, want 2:\n%s", n, d.log.String())
 	}
+	for deadline := time.Now().Add(20 * time.Second); countDoubts(e, engine.ConfigurationRejected) > 0 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond) // the watcher clears it after it has applied the file
+	}
+	wantNoDoubt(t, e, engine.ConfigurationRejected)
 }
 
 func TestReloadSaysWhatChanged(t *testing.T) {
@@ -343,7 +354,7 @@ func TestRestartsAreSpread(t *testing.T) {
 		w := &configWatcher{
 			running: configuration(t), delay: func() time.Duration { return time.Minute },
 			validate: func(context.Context, config.Configuration) error { return nil },
-			apply:    func(context.Context, config.Configuration, []config.Change) { reloads++ },
+			apply:    func(context.Context, config.Configuration, []config.Change) error { reloads++; return nil },
 		}
 		take := func(change func(*config.Configuration)) {
 			c := configuration(t)
@@ -377,7 +388,7 @@ func TestRestartIsCancelled(t *testing.T) {
 	d := newDesk(t)
 	w := &configWatcher{
 		file: d.file, running: configuration(t), delay: func() time.Duration { return time.Hour },
-		validate: func(context.Context, config.Configuration) error { return nil },
+		validate: func(context.Context, config.Configuration) error { return nil }, doubts: new(engine.Doubts),
 	}
 	look := func(text string, wrong error) {
 		d.write(d.file, text)
@@ -414,9 +425,9 @@ func TestChangeBeforeTheWatch(t *testing.T) {
 	d.must(err)
 	d.write(d.file, body(2))
 	ctx, stop := context.WithCancel(t.Context())
-	w := o.newConfigWatcher(read.config, func(ctx context.Context, c config.Configuration, changes []config.Change) {
-		d.reloaded(ctx, c, changes)
+	w := o.newConfigWatcher(read.config, func(ctx context.Context, c config.Configuration, changes []config.Change) error {
 		stop()
+		return d.reloaded(ctx, c, changes)
 	})
 	w.period = 20 * time.Millisecond
 	d.must(w.Run(ctx))

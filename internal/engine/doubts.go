@@ -23,17 +23,18 @@ type Doubt struct {
 type DoubtKind string
 
 const (
-	NotSynced           DoubtKind = "NotSynced"           // no sync has succeeded since the start
-	SyncFailing         DoubtKind = "SyncFailing"         // the last sync failed
-	RulesChanged        DoubtKind = "RulesChanged"        // another process may have changed our rules, and they are not repaired yet
-	ServicePortsRefused DoubtKind = "ServicePortsRefused" // the kernel refuses service ports
-	SourceSilent        DoubtKind = "SourceSilent"        // changes of Services or EndpointSlices are not known
-	SourceIncomplete    DoubtKind = "SourceIncomplete"    // changes of other objects are not known
-	RulesUnwatched      DoubtKind = "RulesUnwatched"      // changes by other processes may go unnoticed
+	NotSynced             DoubtKind = "NotSynced"             // no sync has succeeded since the start
+	SyncFailing           DoubtKind = "SyncFailing"           // the last sync failed
+	RulesChanged          DoubtKind = "RulesChanged"          // another process may have changed our rules, and they are not repaired yet
+	ServicePortsRefused   DoubtKind = "ServicePortsRefused"   // the kernel refuses service ports
+	SourceSilent          DoubtKind = "SourceSilent"          // changes of Services or EndpointSlices are not known
+	SourceIncomplete      DoubtKind = "SourceIncomplete"      // changes of other objects are not known
+	ConfigurationRejected DoubtKind = "ConfigurationRejected" // the new configuration cannot be used
+	RulesUnwatched        DoubtKind = "RulesUnwatched"        // changes by other processes may go unnoticed
 )
 
 // DoubtKinds has all kinds, in the order in which doubts are listed.
-var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, SourceIncomplete, RulesUnwatched}
+var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, SourceIncomplete, ConfigurationRejected, RulesUnwatched}
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody
 // may take everything to be in force. Other doubts are warnings.
