@@ -2,12 +2,15 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,5 +207,49 @@ func TestSilentServerIsShown(t *testing.T) {
 		wantNoDoubt(t, e, engine.SourceSilent)
 		doubtLost(doubts, nil)
 		wantNoDoubt(t, e, engine.SourceIncomplete)
+	}
+}
+
+// TestFullConntrackIsShown checks the doubts about a connection tracking table that fills up,
+// and is emptied.
+func TestFullConntrackIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var usage atomic.Pointer[statusapi.Tracking]
+		doubts := new(engine.Doubts)
+		e := newEngine(watchedPlane{}, doubts)
+		ctx, stop := context.WithCancel(t.Context())
+		go watchConntrack(ctx, usage.Load, doubts)
+		for _, tt := range []struct {
+			usage *statusapi.Tracking
+			want  engine.DoubtKind
+		}{
+			{&statusapi.Tracking{Entries: 900, Limit: 1000}, ""},
+			{&statusapi.Tracking{Entries: 901, Limit: 1000}, engine.ConntrackNearlyFull},
+			{&statusapi.Tracking{Entries: 1000, Limit: 1000}, engine.ConntrackFull},
+			{&statusapi.Tracking{Entries: 999, Limit: 1000}, engine.ConntrackNearlyFull},
+			{nil, ""}, // it cannot be read
+		} {
+			usage.Store(tt.usage)
+			time.Sleep(conntrackInterval)
+			synctest.Wait()
+			if tt.want != "" {
+				wantDoubt(t, e, tt.want, fmt.Sprintf("connection tracking has %d of at most 1000 entries", tt.usage.Entries))
+			}
+			for _, other := range []engine.DoubtKind{engine.ConntrackFull, engine.ConntrackNearlyFull} {
+				if other != tt.want {
+					wantNoDoubt(t, e, other)
+				}
+			}
+		}
+		stop()
+	})
+}
+
+// TestSevereDoubtsComeFirst checks the order that the first line of status relies on.
+func TestSevereDoubtsComeFirst(t *testing.T) {
+	if !slices.IsSortedFunc(engine.DoubtKinds[:], func(a, b engine.DoubtKind) int {
+		return cmp.Compare(map[bool]int{true: 0, false: 1}[a.Severe()], map[bool]int{true: 0, false: 1}[b.Severe()])
+	}) {
+		t.Errorf("%v: a warning comes before an error", engine.DoubtKinds)
 	}
 }

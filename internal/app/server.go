@@ -248,6 +248,12 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	if path := s.plan.options.StatusSocket; path != "" {
 		jobs = append(jobs, job{"serve status", status.Socket{Path: path, Handler: s.statusServer}.Run})
 	}
+	if s.mode.Flows != nil {
+		jobs = append(jobs, job{"watch connection tracking", func(ctx context.Context) error {
+			watchConntrack(ctx, conntrackUsage, s.plan.options.doubts)
+			return nil
+		}})
+	}
 	if s.traffic != nil {
 		jobs = append(jobs, job{"count traffic", s.traffic.Run})
 	}

@@ -1,6 +1,8 @@
 package app
 
 import (
+	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/utils/ptr"
@@ -46,6 +48,38 @@ func (s *ProxyServer) healthStatus() statusapi.Health {
 		h.Reason = "the node is being removed, or there is no Node object: load balancers shall not use it"
 	}
 	return h
+}
+
+const (
+	// conntrackInterval is how often the size of the connection tracking table is read.
+	conntrackInterval = 5 * time.Second
+
+	// conntrackNearlyFull is how many of a hundred entries may be in use without a doubt.
+	conntrackNearlyFull = 90
+)
+
+// watchConntrack reads until ctx ends how full the connection tracking table is: without
+// room, the kernel drops the first packets of connections.
+func watchConntrack(ctx context.Context, usage func() *statusapi.Tracking, doubts *engine.Doubts) {
+	for ctx.Err() == nil {
+		u := usage()
+		full := u != nil && u.Limit > 0 && u.Entries >= u.Limit
+		nearly := u != nil && u.Limit > 0 && !full && u.Entries*100 > u.Limit*conntrackNearlyFull
+		for kind, is := range map[engine.DoubtKind]bool{engine.ConntrackFull: full, engine.ConntrackNearlyFull: nearly} {
+			if !is {
+				doubts.Clear(kind, "")
+				continue
+			}
+			doubts.Set(engine.Doubt{
+				Kind: kind, Reason: fmt.Sprintf("connection tracking has %d of at most %d entries; beyond that, the kernel drops new connections", u.Entries, u.Limit),
+				Next: "raise the limit (--conntrack-max-per-core), or end connections: sluice top --sort-by active",
+			})
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(conntrackInterval):
+		}
+	}
 }
 
 // conntrackUsage returns how full the connection tracking table is, nil if it cannot

@@ -30,17 +30,22 @@ const (
 	SourceSilent          DoubtKind = "SourceSilent"          // changes of Services or EndpointSlices are not known
 	SourceIncomplete      DoubtKind = "SourceIncomplete"      // changes of other objects are not known
 	ConfigurationRejected DoubtKind = "ConfigurationRejected" // the new configuration cannot be used
+	ConntrackFull         DoubtKind = "ConntrackFull"         // the kernel drops new connections
+	ConntrackNearlyFull   DoubtKind = "ConntrackNearlyFull"   // it soon may
 	RulesUnwatched        DoubtKind = "RulesUnwatched"        // changes by other processes may go unnoticed
 )
 
-// DoubtKinds has all kinds, in the order in which doubts are listed.
-var DoubtKinds = [...]DoubtKind{NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, SourceIncomplete, ConfigurationRejected, RulesUnwatched}
+// DoubtKinds has all kinds, in the order in which doubts are listed: severe ones first.
+var DoubtKinds = [...]DoubtKind{
+	NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull,
+	SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, RulesUnwatched,
+}
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody
 // may take everything to be in force. Other doubts are warnings.
 func (k DoubtKind) Severe() bool {
 	switch k {
-	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent:
+	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull:
 		return true
 	default:
 		return false

@@ -71,7 +71,7 @@ var alertCases = map[string]struct{ fires, quiet [][]string }{
 	},
 	"SluiceDoubt": {
 		fires: [][]string{{`sluice_doubts{kind="RulesChanged"} 1x30`}},
-		quiet: [][]string{{`sluice_doubts{kind="RulesChanged"} 0x10 1x3 0x16`}, {`sluice_doubts{kind="ServicePortsRefused"} 1x30`}, {`sluice_doubts{kind="NotSynced"} 1x30`, `sluice_doubts{kind="SyncFailing"} 1x30`}},
+		quiet: [][]string{{`sluice_doubts{kind="RulesChanged"} 0x10 1x3 0x16`}, {`sluice_doubts{kind="ServicePortsRefused"} 1x30`}, {`sluice_doubts{kind="NotSynced"} 1x30`, `sluice_doubts{kind="ConntrackNearlyFull"} 1x30`, `sluice_doubts{kind="SyncFailing"} 1x30`}},
 	},
 	"SluiceProgrammingSlow": {
 		fires: [][]string{{
