@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -251,5 +254,46 @@ func TestSevereDoubtsComeFirst(t *testing.T) {
 		return cmp.Compare(map[bool]int{true: 0, false: 1}[a.Severe()], map[bool]int{true: 0, false: 1}[b.Severe()])
 	}) {
 		t.Errorf("%v: a warning comes before an error", engine.DoubtKinds)
+	}
+}
+
+// TestUnknownNodeIsShown reads a folder with Nodes, none of which has the node's name,
+// until one has.
+func TestUnknownNodeIsShown(t *testing.T) {
+	const object = "apiVersion: v1\nkind: Node\nmetadata: {name: %s}\n---\n"
+	dir := t.TempDir()
+	write := func(names ...string) {
+		t.Helper()
+		text := ""
+		for _, name := range names {
+			text += fmt.Sprintf(object, name)
+		}
+		file := filepath.Join(dir, "nodes.yaml")
+		if err := errors.Join(os.WriteFile(file+".new", []byte(text), 0o600), os.Rename(file+".new", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("e", "d", "c", "b")
+	doubts := new(engine.Doubts)
+	e := newEngine(watchedPlane{}, doubts)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- folderSource(dir).open("a", doubts, nil).Run(ctx, e) }()
+	await := func(n float64) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); countDoubts(e, engine.NodeUnknown) != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("doubts %+v, want %v", doubts.All(), n)
+			}
+		}
+	}
+	await(1)
+	wantDoubt(t, e, engine.NodeUnknown, "has Nodes (b, c, d and 1 more), and none is named a")
+	write("b", "a")
+	await(0)
+	wantNoDoubt(t, e, engine.NodeUnknown)
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

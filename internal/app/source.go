@@ -105,9 +105,32 @@ func (s objectSource) String() string {
 // doubt.
 func (s objectSource) open(node string, doubts *engine.Doubts, report func([]manifest.Problem)) source.Source {
 	if s.manifests != "" {
-		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report}
+		others := func(names []string) { doubtNode(doubts, node, s.manifests, names) }
+		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report, OtherNodes: others}
 	}
 	return informer.New(s.client, node, func(lost []informer.Lost) { doubtLost(doubts, lost) })
+}
+
+// nodesNamed is how many other Nodes a doubt names.
+const nodesNamed = 3
+
+// doubtNode sets or clears the doubt that follows from a folder that has Nodes, and none
+// of this daemon's name. Without any Node there is no doubt: a folder need not have one.
+func doubtNode(doubts *engine.Doubts, node, folder string, others []string) {
+	if len(others) == 0 {
+		doubts.Clear(engine.NodeUnknown, "")
+		return
+	}
+	more := ""
+	if rest := len(others) - nodesNamed; rest > 0 {
+		more = fmt.Sprintf(" and %d more", rest)
+	}
+	doubts.Set(engine.Doubt{
+		Kind: engine.NodeUnknown,
+		Reason: fmt.Sprintf("%s has Nodes (%s%s), and none is named %s: no endpoint that names another node counts as local, the zone and addresses are unknown",
+			folder, strings.Join(others[:min(len(others), nodesNamed)], ", "), more, node),
+		Next: "the folder is read again when it changes; --hostname-override sets this node's name",
+	})
 }
 
 // doubtLost sets or clears the doubt that follows from kinds of objects that the API

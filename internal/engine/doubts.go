@@ -32,13 +32,14 @@ const (
 	ConfigurationRejected DoubtKind = "ConfigurationRejected" // the new configuration cannot be used
 	ConntrackFull         DoubtKind = "ConntrackFull"         // the kernel drops new connections
 	ConntrackNearlyFull   DoubtKind = "ConntrackNearlyFull"   // it soon may
+	NodeUnknown           DoubtKind = "NodeUnknown"           // there are Nodes, and none has this node's name
 	RulesUnwatched        DoubtKind = "RulesUnwatched"        // changes by other processes may go unnoticed
 )
 
 // DoubtKinds has all kinds, in the order in which doubts are listed: severe ones first.
 var DoubtKinds = [...]DoubtKind{
 	NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull,
-	SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, RulesUnwatched,
+	SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, NodeUnknown, RulesUnwatched,
 }
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody

@@ -36,15 +36,19 @@ type Source struct {
 	// Report is called after each scan with all problems except notes, sorted. It may
 	// be nil.
 	Report func([]Problem)
+
+	// OtherNodes is called after each scan with the names of the Nodes if none of them
+	// has NodeName, and with nil otherwise. It may be nil.
+	OtherNodes func(names []string)
 }
 
 // run is the state of one call of Run.
 type run struct {
+	Source
 	folder   *folder
 	watcher  *watcher
 	delivery delivery
 	reporter reporter
-	report   func([]Problem)
 	changed  bool // there were events, so files with the same size and time may have changed
 	missing  bool // the folder could not be read
 }
@@ -54,11 +58,11 @@ type run struct {
 func (s Source) Run(ctx context.Context, h source.Handler) error {
 	dir, err := filepath.Abs(s.Dir)
 	r := &run{
+		Source:   s,
 		folder:   newFolder(dir),
 		watcher:  &watcher{log: klog.FromContext(ctx), dir: dir},
 		delivery: newDelivery(s.NodeName, h),
 		reporter: reporter{log: klog.FromContext(ctx)},
-		report:   s.Report,
 	}
 	defer r.watcher.close()
 	if err == nil {
@@ -136,10 +140,28 @@ func (r *run) read() error {
 func (r *run) publish() {
 	entries, problems := r.folder.merged()
 	r.reporter.update(problems)
-	if r.report != nil {
-		r.report(slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return p.Note }))
+	if r.Report != nil {
+		r.Report(slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return p.Note }))
+	}
+	if r.OtherNodes != nil {
+		r.OtherNodes(otherNodes(entries, r.NodeName))
 	}
 	r.delivery.update(entries)
+}
+
+// otherNodes returns the names of the Nodes, sorted; nil if one of them is ours.
+func otherNodes(entries []entry, ours string) (names []string) {
+	for _, e := range entries {
+		switch {
+		case e.id.kind != "Node":
+		case e.id.name == ours:
+			return nil
+		default:
+			names = append(names, e.id.name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // watcher watches the directories of a folder, as far as possible.
