@@ -15,6 +15,7 @@ import (
 
 	"sluice/internal/apiclient"
 	"sluice/internal/engine"
+	"sluice/internal/proxy"
 	"sluice/internal/source"
 	"sluice/internal/source/informer"
 	"sluice/internal/source/manifest"
@@ -26,6 +27,8 @@ type objectSource struct {
 	reading   chan struct{}  // a semaphore for reading the folder to answer a query
 	client    rest.Interface // nil for a folder
 	config    *rest.Config   // of the client
+
+	contacts *informer.Contacts // with the API server; nil for a folder
 }
 
 // objectSource returns the source that the command line selects. A folder takes
@@ -75,7 +78,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	if err != nil {
 		return objectSource{}, o.clientError(c.Kubeconfig, err)
 	}
-	return objectSource{client: client, config: cfg}, nil
+	return objectSource{client: client, config: cfg, contacts: &informer.Contacts{}}, nil
 }
 
 // clientError prefixes an error with the flag or field that configures the client.
@@ -108,7 +111,24 @@ func (s objectSource) open(node string, doubts *engine.Doubts, report func([]man
 		others := func(names []string) { doubtNode(doubts, node, s.manifests, names) }
 		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report, OtherNodes: others}
 	}
-	return informer.New(s.client, node, func(lost []informer.Lost) { doubtLost(doubts, lost) })
+	s.contacts.Report = func(lost []informer.Lost) { doubtLost(doubts, lost) }
+	return informer.New(s.client, node, s.contacts)
+}
+
+// contactMetrics returns the metric of the last contact with the API server.
+func (s objectSource) contactMetrics() []proxy.Metric {
+	if s.contacts == nil {
+		return nil
+	}
+	return []proxy.Metric{{
+		Name: "source_last_contact_timestamp_seconds", Labels: []string{"resource"},
+		Help: "When the API server last sent something about a resource, be it a bookmark; before the first time, when the daemon began to ask",
+		Read: func(yield func(float64, ...string)) {
+			for resource, at := range s.contacts.Last() {
+				yield(float64(at.UnixMilli())/1000, resource)
+			}
+		},
+	}}
 }
 
 // nodesNamed is how many other Nodes a doubt names.

@@ -58,7 +58,7 @@ func busy(refusals, retryAfter int) *failing {
 // it took to end.
 func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
-	c := newContacts(nil).of("services")
+	c := new(Contacts).of("services")
 	to := newStore(ctx, source.NewServiceConfig(noHandler{}), c)
 	f := newKindWatch(to, &v1.Service{}, s, &watchErrors{resource: "services", contact: c})
 	done := make(chan struct{})

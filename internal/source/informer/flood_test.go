@@ -109,7 +109,7 @@ func TestWatchFlood(t *testing.T) {
 	before := heapInUse()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- informer.New(f.client(t), "here", nil).Run(ctx, s) }()
+	go func() { ended <- informer.New(f.client(t), "here", &informer.Contacts{}).Run(ctx, s) }()
 	var last int64
 	since := time.Now()
 	sourcetest.Poll(t, "a server that waits", func() bool {

@@ -18,17 +18,16 @@ import (
 )
 
 // New returns the Source that watches the API server of client, which is made by package
-// apiclient. It watches only the Node of this name. It calls report, which may be nil and
-// must not block, with the kinds that the server is not heard from about, whenever they
-// change.
-func New(client rest.Interface, nodeName string, report func([]Lost)) source.Source {
-	return &apiServer{client, nodeName, newContacts(report)}
+// apiclient. It watches only the Node of this name, and records when it hears from the
+// server in contacts.
+func New(client rest.Interface, nodeName string, contacts *Contacts) source.Source {
+	return &apiServer{client, nodeName, contacts}
 }
 
 type apiServer struct {
 	client   rest.Interface
 	nodeName string
-	contacts *contacts
+	contacts *Contacts
 }
 
 // Run implements [source.Source].
@@ -73,8 +72,8 @@ type kindWatch struct {
 	synced    func()
 }
 
-func watchKind[T source.Object](ctx context.Context, all *contacts, r *resource, example T, to *source.Config[T]) *kindWatch {
-	c := all.of(r.name)
+func watchKind[T source.Object](ctx context.Context, contacts *Contacts, r *resource, example T, to *source.Config[T]) *kindWatch {
+	c := contacts.of(r.name)
 	return newKindWatch(newStore(ctx, to, c), example, r, &watchErrors{resource: r.name, group: r.group, contact: c})
 }
 

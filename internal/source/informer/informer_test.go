@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,6 +27,8 @@ type running struct {
 	logs func() string
 	lost atomic.Pointer[[]informer.Lost] // what was reported last
 	stop func()
+
+	contacts informer.Contacts
 }
 
 func start(t *testing.T, client rest.Interface) *running {
@@ -35,9 +38,10 @@ func start(t *testing.T, client rest.Interface) *running {
 	r := &running{rec: &sourcetest.Recorder{}, logs: func() string {
 		return logger.GetSink().(ktesting.Underlier).GetBuffer().String()
 	}}
+	r.contacts.Report = func(all []informer.Lost) { r.lost.Store(&all) }
 	done := make(chan error, 1)
 	go func() {
-		done <- informer.New(client, "here", func(all []informer.Lost) { r.lost.Store(&all) }).Run(ctx, r.rec)
+		done <- informer.New(client, "here", &r.contacts).Run(ctx, r.rec)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
@@ -117,6 +121,39 @@ func TestRunDelivers(t *testing.T) {
 	r.events(t, "-svc web 10.0.0.2:80")
 	s.remove(servicesPath, "none")
 	r.events(t, "-svc none 10.0.0.3:80")
+}
+
+// TestContacts checks, in fake time, that each event and bookmark counts as contact with
+// the server, for its resource only, and that a request which fails does not.
+func TestContacts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, client := newFaulty(t, 1)
+		began := time.Now()
+		f.refuse(cidrsPath, true)
+		r := start(t, client)
+		r.events(t, "synced node", "synced svc", "synced slice")
+		ago := func() string {
+			synctest.Wait()
+			var out []string
+			for resource, at := range r.contacts.Last() {
+				out = append(out, fmt.Sprint(resource, " ", time.Since(at).Round(time.Second)))
+			}
+			slices.Sort(out)
+			return strings.Join(out, ", ")
+		}
+		time.Sleep(time.Minute)
+		f.put(servicesPath, service("web", "10.0.0.1"))
+		synctest.Wait()
+		time.Sleep(time.Second)
+		f.bookmark(slicesPath)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		silent := time.Since(began).Round(time.Second)
+		if got, want := ago(), fmt.Sprintf("endpointslices 1s, nodes %v, servicecidrs %[1]v, services 2s", silent); got != want {
+			t.Errorf("last heard from the server: %s ago, want %s", got, want)
+		}
+		r.stop()
+	})
 }
 
 func TestRunMissedDeletion(t *testing.T) {

@@ -109,10 +109,14 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := of.List(ctx, o)
+			if err == nil {
+				err = checkList(list, errors.resource)
+			}
 			if err != nil {
 				return nil, err
 			}
-			return list, checkList(list, errors.resource)
+			errors.contact.heard()
+			return list, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			for {

@@ -190,6 +190,14 @@ func (s *server) remove(path, name string) {
 	s.tell(path, object{"type": "DELETED", "object": o})
 }
 
+// bookmark sends the watchers the current version.
+func (s *server) bookmark(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.tell(path, object{"type": "BOOKMARK", "object": typed(path, object{"metadata": s.versionNow()})})
+}
+
 // lose deletes an object behind the watchers' backs, and ends the watches in the way
 // that makes a client list again.
 func (s *server) lose(path, name string) {

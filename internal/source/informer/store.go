@@ -22,7 +22,10 @@ type store[T source.Object] struct {
 	listed  chan struct{} // closed when the first list has been passed on
 }
 
-var _ cache.TransformingStore = (*store[*v1.Service])(nil)
+var (
+	_ cache.TransformingStore      = (*store[*v1.Service])(nil)
+	_ cache.ResourceVersionUpdater = (*store[*v1.Service])(nil)
+)
 
 func newStore[T source.Object](ctx context.Context, to *source.Config[T], c *contact) *store[T] {
 	return &store[T]{ctx: ctx, to: to, contact: c, listed: make(chan struct{})}
@@ -32,7 +35,6 @@ func (s *store[T]) Add(o any) error { return s.Update(o) }
 
 func (s *store[T]) Update(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
-		s.contact.heard()
 		s.to.Set(obj)
 	}
 	return nil
@@ -40,7 +42,6 @@ func (s *store[T]) Update(o any) error {
 
 func (s *store[T]) Delete(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
-		s.contact.heard()
 		s.to.Forget(source.NameOf(obj))
 	}
 	return nil
@@ -76,6 +77,9 @@ func (s *store[T]) Transformer() cache.TransformFunc {
 		return source.NameOf(obj), s.Update(obj)
 	}
 }
+
+// UpdateResourceVersion is called for each event and bookmark of a watch.
+func (s *store[T]) UpdateResourceVersion(string) { s.contact.heard() }
 
 // Resync does nothing, since the handler already has all objects.
 func (s *store[T]) Resync() error { return nil }

@@ -73,7 +73,7 @@ func TestInformer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			h, ended := &sourcetest.Recorder{}, make(chan error)
-			go func() { ended <- informer.New(reader, "node-1", nil).Run(ctx, h) }()
+			go func() { ended <- informer.New(reader, "node-1", &informer.Contacts{}).Run(ctx, h) }()
 			h.WantInAnyOrder(t, "+node node-1", "+svc web "+web.Spec.ClusterIP+":80", "synced svc", "synced slice", "synced node", "synced cidr")
 
 			slice := &discoveryv1.EndpointSlice{

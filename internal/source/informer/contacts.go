@@ -14,8 +14,22 @@ const answerTime = 10 * time.Second
 
 const unanswered = "the API server does not answer"
 
-// Lost is a kind of objects that the API server is not heard from about, so that changes of
-// them are not known.
+// Contacts records when the API server last sent something about each resource: a list,
+// the beginning of a watch, an event or a bookmark, of which it sends one a minute; and
+// which resources it is not heard from about. Its methods may be called concurrently. The
+// zero value is empty.
+type Contacts struct {
+	// Report is called with the resources that the server is not heard from about, sorted,
+	// whenever they change. It must not block or use the Contacts. It may be nil.
+	Report func([]Lost)
+
+	mu   sync.Mutex
+	last map[string]time.Time
+	lost map[string]*Lost
+}
+
+// Lost is a resource that the API server is not heard from about, so that changes of its
+// objects are not known.
 type Lost struct {
 	Resource string // for example services
 	Reason   string
@@ -24,45 +38,50 @@ type Lost struct {
 	NextTry  time.Time // when it is asked again; zero: not known
 }
 
-// contacts knows the kinds that are lost, and reports them whenever they change.
-type contacts struct {
-	report func([]Lost) // by resource; called with the lock held
-
-	mu   sync.Mutex
-	lost map[string]*Lost
+// Last returns the time of the last contact by resource. Before the first contact it is
+// the time when the source began to ask.
+func (c *Contacts) Last() map[string]time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.last)
 }
 
-func newContacts(report func([]Lost)) *contacts {
-	if report == nil {
-		report = func([]Lost) {}
+// of returns the contact about a resource. From now on, silence counts.
+func (c *Contacts) of(resource string) *contact {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil {
+		c.last, c.lost = map[string]time.Time{}, map[string]*Lost{}
 	}
-	return &contacts{report: report, lost: map[string]*Lost{}}
+	c.last[resource] = time.Now()
+	return &contact{Contacts: c, resource: resource}
 }
 
 // tell reports what is lost now. The lock is held.
-func (c *contacts) tell() {
+func (c *Contacts) tell() {
+	if c.Report == nil {
+		return
+	}
 	var all []Lost
 	for _, name := range slices.SortedFunc(maps.Keys(c.lost), strings.Compare) {
 		all = append(all, *c.lost[name])
 	}
-	c.report(all)
+	c.Report(all)
 }
 
-// contact is what is known of one kind. Its methods may be called concurrently.
+// contact is the contact about one resource. Its methods may be called concurrently.
 type contact struct {
-	*contacts
+	*Contacts
 	resource string
-	heardAt  time.Time
-	asked    int // counts requests, so that a late timer does not count for the next one
+	answered bool // the server was heard from
+	asked    int  // counts requests, so that a late timer does not count for the next one
 }
 
-func (c *contacts) of(resource string) *contact { return &contact{contacts: c, resource: resource} }
-
-// heard records that the server answered, or sent an event.
+// heard records that the server answered, or sent an event or a bookmark.
 func (c *contact) heard() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.heardAt = time.Now()
+	c.last[c.resource], c.answered = time.Now(), true
 	if c.lost[c.resource] != nil {
 		delete(c.lost, c.resource)
 		c.tell()
@@ -76,12 +95,15 @@ func (c *contact) fail(reason string) {
 	c.lose(reason, time.Now())
 }
 
-// lose records that the kind is lost. The lock is held.
+// lose records that the resource is lost. The lock is held.
 func (c *contact) lose(reason string, since time.Time) {
 	l := c.lost[c.resource]
 	if l == nil {
-		l = &Lost{Resource: c.resource, Since: since, Heard: c.heardAt}
+		l = &Lost{Resource: c.resource, Since: since}
 		c.lost[c.resource] = l
+		if c.answered {
+			l.Heard = c.last[c.resource]
+		}
 	}
 	l.Reason, l.NextTry = reason, time.Time{}
 	c.tell()
