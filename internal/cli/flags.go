@@ -27,7 +27,7 @@ const (
 func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.Func("wait", "wait until everything is in force, for up to this `TIME`; 0s asks once", o.setWait)
 	fs.Lookup("wait").NoOptDefVal = defaultWait.String()
-	fs.BoolVar(&o.Problems, "problems", false, "show only what needs attention")
+	fs.BoolVar(&o.Problems, "problems", false, "show only what needs attention, and exit with 1 if anything does")
 	fs.BoolVarP(&o.Watch, "watch", "w", false, "continue, and show Services when they change: all, or the named ones")
 	fs.StringVarP(&o.Output, "output", "o", "", "`FORMAT`: "+strings.Join(StatusFormats, ", "))
 	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")

@@ -44,7 +44,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		return nil
 	}
 	wide := o.Output == "wide"
-	heads := []string{"NODE", "MODE", "HEALTH", "SERVICES", "PENDING", "REFUSED", "PROBLEMS", "VERSION"}
+	heads := []string{"NODE", "MODE", "STATE", "SERVICES", "PENDING", "REFUSED", "PROBLEMS", "VERSION"}
 	if wide {
 		heads = append(heads, "ENDPOINTS", "UP", "LAST SYNC")
 	}
@@ -81,18 +81,9 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 
 // statusFacts returns the columns that are the same on all nodes of a healthy cluster.
 func statusFacts(n *statusapi.Node) []fact {
-	health := "healthy"
-	switch {
-	case !n.Health.Healthy:
-		health = "NOT HEALTHY"
-	case !n.Sync.Done:
-		health = "NOT SYNCED"
-	case n.Sync.Error != "":
-		health = "SYNC FAILS"
-	}
 	return []fact{
 		{"mode", n.Mode},
-		{"health", health},
+		{"state", string(n.Judge().State)},
 		{"Services", thousands(n.Counts.Services)},
 		{"pending", thousands(n.Counts.Pending)},
 		{"refused", thousands(n.Counts.Refused)},
@@ -108,26 +99,30 @@ func lastSync(n *statusapi.Node) string {
 	return age(n.Now, *n.Sync.Last) + " ago"
 }
 
-// writeTroubles writes why nodes are not healthy or not synced, which is too long for
-// a column.
+// writeTroubles writes why nodes need attention, which is too long for a column. Nodes of
+// the same verdict share a line.
 func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
-	head := "\nNOT AS IT SHOULD BE:"
+	var verdicts []string // in the order of the first node of each
+	nodes := map[string][]string{}
 	for _, a := range all {
-		if a.Answer == nil || a.Answer.Health.Healthy && a.Answer.Sync.Done && a.Answer.Sync.Error == "" {
+		if a.Answer == nil || !a.Answer.Troubled() {
 			continue
 		}
-		why := []string{}
-		if !a.Answer.Health.Healthy {
-			why = append(why, a.Answer.Health.Reason)
+		v := a.Answer.Judge().Text
+		if nodes[v] == nil {
+			verdicts = append(verdicts, v)
 		}
-		if !a.Answer.Sync.Done || a.Answer.Sync.Error != "" {
-			why = append(why, syncLine(a.Answer))
+		nodes[v] = append(nodes[v], a.Node)
+	}
+	if len(verdicts) > 0 {
+		fmt.Fprintln(w, "\nNEEDS ATTENTION:")
+	}
+	for _, v := range verdicts {
+		who := nodes[v][0]
+		if n := len(nodes[v]); n > 1 {
+			who = plural(n, "node", "nodes")
 		}
-		if head != "" {
-			fmt.Fprintln(w, head)
-			head = ""
-		}
-		fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(strings.Join(why, "; ")))
+		fmt.Fprintf(w, "  %s: %s\n", Clean(who), Clean(v))
 	}
 }
 

@@ -33,8 +33,9 @@ func TestNodes(t *testing.T) {
 		n.Health = statusapi.Health{Reason: "no sync has gone through"}
 		n.Sync.Error = "no\x1bspace"
 	}
-	const head = "NODE       MODE       HEALTH        SERVICES   PENDING   REFUSED   PROBLEMS   VERSION\n"
-	few := "NODE     MODE       HEALTH    SERVICES   PENDING   REFUSED   PROBLEMS   VERSION\n"
+	idle := func(n *statusapi.Node) { n.Counts.Unreachable = 1 }
+	const head = "NODE       MODE       STATE         SERVICES   PENDING   REFUSED   PROBLEMS   VERSION\n"
+	few := "NODE     MODE       STATE     SERVICES   PENDING   REFUSED   PROBLEMS   VERSION\n"
 	tests := []struct {
 		name string
 		all  []NodeAnswer[statusapi.Node]
@@ -42,13 +43,18 @@ func TestNodes(t *testing.T) {
 		want string
 	}{
 		{"few, each", nodes(2, map[int]func(*statusapi.Node){2: iptables}), StatusOptions{}, few +
-			"node-1   nftables   healthy   2          0         0         0          v1.2.3\n" +
-			"node-2   iptables   healthy   2          0         0         0          v1.2.3\n"},
+			"node-1   nftables   InForce   2          0         0         0          v1.2.3\n" +
+			"node-2   iptables   InForce   2          0         0         0          v1.2.3\n"},
 		{"many, those that differ", nodes(100, map[int]func(*statusapi.Node){50: sick, 70: nil}), StatusOptions{}, head +
-			"98 nodes   nftables   healthy       2          0         0         0          v1.2.3\n" +
-			"node-50    nftables   NOT HEALTHY   2          0         0         0          v1.2.3\n" +
-			"\nNOT AS IT SHOULD BE:\n  node-50: no sync has gone through; SYNC FAILS: no\ufffdspace (last sync 2s ago, took 3.12ms)\n" +
+			"98 nodes   nftables   InForce       2          0         0         0          v1.2.3\n" +
+			"node-50    nftables   SyncFailing   2          0         0         0          v1.2.3\n" +
+			"\nNEEDS ATTENTION:\n  node-50: SYNC FAILS: no\ufffdspace\n" +
 			"\nNO ANSWER FROM 1 NODE:\n  node-70: pod kube-system/sluice-x is Pending\n"},
+		{"the same on all", nodes(3, map[int]func(*statusapi.Node){1: idle, 2: idle, 3: idle}), StatusOptions{}, strings.ReplaceAll(few, "STATE     ", "STATE            ") +
+			"node-1   nftables   NeedsAttention   2          0         0         0          v1.2.3\n" +
+			"node-2   nftables   NeedsAttention   2          0         0         0          v1.2.3\n" +
+			"node-3   nftables   NeedsAttention   2          0         0         0          v1.2.3\n" +
+			"\nNEEDS ATTENTION:\n  3 nodes: All in force, but 1 Service cannot be reached\n"},
 		{
 			"nobody", nodes(1, map[int]func(*statusapi.Node){1: nil}),
 			StatusOptions{},

@@ -65,7 +65,9 @@ type StatusReport struct {
 
 // Troubled reports whether anything needs attention.
 func (r *StatusReport) Troubled() bool {
-	return !r.Node.Health.Healthy || r.problemCount > 0 || !r.Node.InForce() ||
+	node := r.Node
+	node.Counts.Problems, node.Counts.Unreachable = 0, 0 // r has those of the namespace, or of the named Services
+	return node.Troubled() || r.problemCount > 0 ||
 		slices.ContainsFunc(r.Services, func(s statusapi.ServiceSummary) bool { return s.Troubled() })
 }
 
@@ -190,32 +192,19 @@ func writeNode(w io.Writer, n *statusapi.Node) {
 	fmt.Fprintf(w, "%s: mode %s, %s, up %s, %s\n", Clean(n.Name), Clean(n.Mode), Clean(strings.Join(n.Families, " and ")), age(n.Now, n.Started), Clean(health))
 	fmt.Fprintf(w, "%s, %s, %s\n", plural(n.Counts.Services, "Service", "Services"), plural(n.Counts.Ports, "port", "ports"),
 		plural(n.Counts.Endpoints, "endpoint", "endpoints"))
-	fmt.Fprintln(w, Clean(syncLine(n)))
+	fmt.Fprintln(w, Clean(verdictLine(n)))
 	if t := n.Tracking; t != nil && t.Limit > 0 {
 		fmt.Fprintf(w, "Connection tracking: %s of %s entries (%d%%)\n", thousands(t.Entries), thousands(t.Limit), t.Entries*100/t.Limit)
 	}
 }
 
-// syncLine returns in a line whether everything is in force, or why not.
-func syncLine(n *statusapi.Node) string {
-	last := ""
-	if n.Sync.Last != nil {
-		last = fmt.Sprintf(" (last sync %s ago, took %s)", age(n.Now, *n.Sync.Last), seconds(n.Sync.Seconds))
+// verdictLine returns the verdict on the node, and when the last sync was.
+func verdictLine(n *statusapi.Node) string {
+	line := n.Judge().Text
+	if n.Sync.Done && n.Sync.Last != nil {
+		line += fmt.Sprintf(" (last sync %s ago, took %s)", age(n.Now, *n.Sync.Last), seconds(n.Sync.Seconds))
 	}
-	switch {
-	case !n.Sync.Done && n.Sync.Error == "":
-		return "NOT SYNCED YET: " + cmp.Or(n.Sync.Reason, "the first sync is under way")
-	case n.Sync.Error != "":
-		return "SYNC FAILS: " + n.Sync.Error + last
-	case n.Counts.Pending+n.Counts.Refused > 0:
-		return fmt.Sprintf("%s pending, %s refused by the kernel%s", plural(n.Counts.Pending, "port", "ports"), thousands(n.Counts.Refused), last)
-	case len(n.Doubts) > 0 && n.Doubts[0].Severity == statusapi.DoubtError:
-		return "IN DOUBT: " + n.Doubts[0].Reason + last
-	case len(n.Doubts) > 0:
-		return "All in force, as far as known" + last
-	default:
-		return "All in force" + last
-	}
+	return line
 }
 
 // writeDoubts writes the first maxDoubts doubts: a daemon on another host decides how
@@ -273,11 +262,8 @@ func serviceHeads(wide bool) []string {
 // serviceLine returns the cells of a Service in a list of Services.
 func serviceLine(s *statusapi.ServiceSummary, now time.Time, wide bool) []string {
 	state := string(s.State)
-	if s.State == statusapi.InForce && s.Used == 0 {
-		state = "NoEndpoints"
-	}
 	if s.Problems > 0 {
-		state += "!"
+		state += ", " + plural(s.Problems, "problem", "problems")
 	}
 	cells := []string{s.Namespace, s.Name, s.Address, strings.Join(s.Ports, ","), fmt.Sprintf("%d/%d", s.Used, s.Endpoints), state, age(now, s.Since)}
 	if wide {

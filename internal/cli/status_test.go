@@ -62,7 +62,7 @@ func node(change func(*statusapi.Node)) statusapi.Node {
 func list(more int) statusapi.ServiceList {
 	return statusapi.ServiceList{Total: 2 + more, Items: []statusapi.ServiceSummary{
 		{Namespace: "shop", Name: "cart", Address: "10.96.0.1", Ports: []string{"80/TCP"}, Used: 2, Endpoints: 3, State: statusapi.InForce, Since: now.Add(-90 * time.Second)},
-		{Namespace: "shop", Name: "idle", Address: "10.96.0.2", Ports: []string{"80:30080/TCP"}, State: statusapi.InForce, Since: now, Problems: 1},
+		{Namespace: "shop", Name: "idle", Address: "10.96.0.2", Ports: []string{"80:30080/TCP"}, State: statusapi.StateNoEndpoints, Since: now, Problems: 1},
 	}}
 }
 
@@ -87,9 +87,9 @@ Connection tracking: 1,000 of 262,144 entries (0%)
 1 PROBLEM:
   Service shop/idle: spec.externalIPs[0]: ` + "\ufffd" + `[2Jnot an address
 
-NAMESPACE   NAME   ADDRESS     PORTS          ENDPOINTS   STATE          SINCE
-shop        cart   10.96.0.1   80/TCP         2/3         InForce        90s
-shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints!   0s
+NAMESPACE   NAME   ADDRESS     PORTS          ENDPOINTS   STATE                    SINCE
+shop        cart   10.96.0.1   80/TCP         2/3         InForce                  90s
+shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints, 1 problem   0s
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("status mismatch (-want +got):\n%s", diff)
@@ -110,7 +110,7 @@ func TestDoubts(t *testing.T) {
 		inForce bool
 	}{
 		{nil, []string{"All in force (last sync 2s ago"}, true},
-		{[]statusapi.Doubt{full}, []string{"All in force, as far as known (last sync", "\n1 DOUBT:\n  ConntrackNearlyFull \ufffd[2J, since 3h: 95% full\n"}, true},
+		{[]statusapi.Doubt{full}, []string{"All in force, but 1 doubt (last sync", "\n1 DOUBT:\n  ConntrackNearlyFull \ufffd[2J, since 3h: 95% full\n"}, true},
 		{[]statusapi.Doubt{lost, full}, []string{
 			"IN DOUBT: a table is gone (last sync", "\n2 DOUBTS:\n  RulesChanged, since 12s: a table is gone. Next: everything is compared, in 18s\n",
 		}, false},
@@ -263,18 +263,18 @@ func TestStatusOfOneService(t *testing.T) {
 	}
 }
 
-func TestSyncLine(t *testing.T) {
+func TestVerdictLine(t *testing.T) {
 	for want, change := range map[string]func(*statusapi.Node){
 		"NOT SYNCED YET: Services are not known yet": func(n *statusapi.Node) {
 			n.Sync = statusapi.Sync{Reason: "Services are not known yet"}
 		},
 		"SYNC FAILS: no buffer space (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) { n.Sync.Error = "no buffer space" },
-		"1 port pending, 2 refused by the kernel (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) {
+		"2 ports refused by the kernel, 1 pending (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) {
 			n.Counts.Pending, n.Counts.Refused = 1, 2
 		},
 	} {
 		n := node(change)
-		if got := syncLine(&n); got != want {
+		if got := verdictLine(&n); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 		if n.InForce() {

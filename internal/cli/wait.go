@@ -61,7 +61,7 @@ func NotInForce(n *statusapi.Node) error {
 	if n.InForce() {
 		return nil
 	}
-	return fmt.Errorf("not everything is in force: %s", syncLine(n))
+	return fmt.Errorf("not everything is in force: %s", n.Judge().Text)
 }
 
 // Follow writes a line for each Service that changes in the kernel, until ctx ends.

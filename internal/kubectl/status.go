@@ -85,7 +85,7 @@ func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 		return err
 	}
 	return exitError(answers, func(n *statusapi.Node) bool {
-		return !o.Problems || n.Health.Healthy && n.InForce() && n.Counts.Problems == 0
+		return !o.Problems || !n.Troubled()
 	})
 }
 
@@ -97,9 +97,9 @@ func (f *flags) wait(ctx context.Context, timeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	done := map[string]bool{}
+	asked := &waiting{done: map[string]bool{}}
 	if timeout == 0 {
-		return waitError(timeout, c.notInForce(ctx, f.node, done))
+		return asked.result(timeout, asked.ask(ctx, c, f.node))
 	}
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func (f *flags) wait(ctx context.Context, timeout time.Duration) error {
 	defer tick.Stop()
 	var last error
 	for {
-		err := c.notInForce(limited, f.node, done)
+		err := asked.ask(limited, c, f.node)
 		if err == nil || errors.Is(err, errForbidden) {
 			return err
 		}
@@ -116,29 +116,39 @@ func (f *flags) wait(ctx context.Context, timeout time.Duration) error {
 		}
 		select {
 		case <-limited.Done():
-			return waitError(timeout, last)
+			return asked.result(timeout, last)
 		case <-tick.C:
 		}
 	}
 }
 
-// waitError returns the error of waiting in vain, given why. A missing permission is
-// returned unchanged: it is not a finding.
-func waitError(timeout time.Duration, err error) error {
+// waiting is what is known of the nodes that are waited for.
+type waiting struct {
+	done     map[string]bool // the nodes on which everything is in force
+	answered bool            // a node has answered
+}
+
+// result returns the error of waiting in vain, given why: a finding, unless no node has
+// answered at all. A missing permission is returned unchanged.
+func (w *waiting) result(timeout time.Duration, err error) error {
 	if err == nil || errors.Is(err, errForbidden) {
 		return err
 	}
-	return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", timeout, err)}
+	code := cli.ExitFinding
+	if !w.answered {
+		code = cli.ExitNoAnswer
+	}
+	return &cli.ExitError{Code: code, Err: fmt.Errorf("waited %v: %w", timeout, err)}
 }
 
-// notInForce asks the nodes that are not in done, and adds those on which everything is
-// in force. It returns what is not in force on the first of the others, or nil.
-func (c *cluster) notInForce(ctx context.Context, node string, done map[string]bool) (first error) {
+// ask asks the nodes that are not done. It returns what is not in force on the first of
+// those that still are not, or nil.
+func (w *waiting) ask(ctx context.Context, c *cluster, node string) (first error) {
 	all, err := c.daemons(ctx, node)
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(d daemon) bool { return done[d.node] })
+	all = slices.DeleteFunc(all, func(d daemon) bool { return w.done[d.node] })
 	if len(all) == 0 {
 		return nil
 	}
@@ -146,9 +156,9 @@ func (c *cluster) notInForce(ctx context.Context, node string, done map[string]b
 	for _, a := range answers {
 		err := errors.New(a.Error)
 		if a.Answer != nil {
-			err = cli.NotInForce(a.Answer)
+			err, w.answered = cli.NotInForce(a.Answer), true
 		}
-		if done[a.Node] = err == nil; err != nil && first == nil {
+		if w.done[a.Node] = err == nil; err != nil && first == nil {
 			first = fmt.Errorf("node %s: %w", a.Node, err)
 		}
 	}

@@ -341,6 +341,9 @@ func (r *Resolver) ProblemCounts() map[types.NamespacedName]int {
 	return counts
 }
 
-// Counts returns how many Services have rows, and how many endpoints all
-// EndpointSlices have.
-func (r *Resolver) Counts() (services, endpoints int) { return r.services, r.endpoints }
+// Counts returns how many Services have rows, how many of them connections of this node
+// cannot reach because no endpoint can be used, and how many endpoints all EndpointSlices
+// have.
+func (r *Resolver) Counts() (services, unreachable, endpoints int) {
+	return r.services, r.unreachable, r.endpoints
+}

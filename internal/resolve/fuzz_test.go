@@ -346,8 +346,16 @@ func (w *world) compareWithFresh() {
 		len(w.resolver.claims.contested) != len(fresh.claims.contested) {
 		w.t.Fatalf("something is kept of objects that are gone")
 	}
+	without := 0
 	for _, e := range w.resolver.entries {
 		checkDescription(w.t, w.resolver, e)
+		usable := func(row *proxy.ServicePort) bool { return len(row.Cluster) > 0 || len(row.Local) > 0 }
+		if len(e.rows) > 0 && !slices.ContainsFunc(e.rows, usable) {
+			without++
+		}
+	}
+	if _, unreachable, _ := w.resolver.Counts(); unreachable != without {
+		w.t.Fatalf("%d Services are counted as unreachable, %d are", unreachable, without)
 	}
 }
 

@@ -29,6 +29,7 @@ type Resolver struct {
 	services      int    // how many have rows
 	servicesStamp uint64 // incremented whenever a Service with rows is added or removed
 	endpoints     int    // in all slices
+	unreachable   int    // Services with rows, and without an endpoint that can be used
 
 	nodeKnown    bool // a Node with our name has been seen
 	nodeParsed   apiobject.Node

@@ -27,6 +27,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 		r.services += is - was
 		r.servicesStamp++
 	}
+	r.unreachable += unreachable(e.rows) - unreachable(old)
 	kept := map[proxy.PortKey]bool{}
 	for _, row := range e.rows {
 		was := r.state.Rows[row.Key]
@@ -45,6 +46,16 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	if e.service == nil && len(e.slices) == 0 {
 		delete(r.entries, e.name)
 	}
+}
+
+// unreachable returns 1 if a Service has rows and connections of this node can go to an
+// endpoint of none of them, otherwise 0.
+func unreachable(rows []*proxy.ServicePort) int {
+	reachable := func(row *proxy.ServicePort) bool { return len(row.Cluster)+len(row.Local) > 0 }
+	if len(rows) == 0 || slices.ContainsFunc(rows, reachable) {
+		return 0
+	}
+	return 1
 }
 
 // resolveFamily adds the rows of one family to the entry. A row that did not change is

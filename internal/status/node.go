@@ -26,13 +26,14 @@ func (s *Server) node(context.Context, *request) (any, error) {
 			n.Addresses = append(n.Addresses, ip.String())
 		}
 		n.Counts.Ports, n.Counts.Problems = len(v.State.Rows), files+v.Resolver.ProblemCount()
-		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
+		n.Counts.Services, n.Counts.Unreachable, n.Counts.Endpoints = v.Resolver.Counts()
 		n.Counts.Pending, n.Counts.Refused = v.DirtyCounts()
 		n.Sync = syncOf(v.Sync)
 		n.Doubts = explain.DoubtsOf(v.Doubts(), n.Now)
 		// Events that no sync has picked up yet are pending too.
 		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()
 	})
+	n.Verdict = n.Judge()
 	return n, nil
 }
 

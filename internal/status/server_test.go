@@ -41,7 +41,7 @@ func addServices(e *engine.Engine) {
 func TestNode(t *testing.T) {
 	run(t, "full", addServices, func(l *lab) {
 		n := get[statusapi.Node](l, statusapi.NodePath)
-		want := statusapi.Counts{Services: 5, Ports: 5, Endpoints: 6, Refused: 1, Problems: 1}
+		want := statusapi.Counts{Services: 5, Unreachable: 1, Ports: 5, Endpoints: 6, Refused: 1, Problems: 1}
 		if n.Counts != want || !n.Sync.Done || n.Name != "here" || !n.Health.Healthy || n.InForce() {
 			t.Errorf("%+v, want counts %+v", n, want)
 		}
@@ -68,7 +68,7 @@ func lines(list statusapi.ServiceList) string {
 }
 
 func TestServices(t *testing.T) {
-	api, bad := "ns/api 10.96.0.2 80/TCP 0/0 InForce 0; ", "ns/bad 10.96.0.4 80/TCP 1/1 InForce 1; "
+	api, bad := "ns/api 10.96.0.2 80/TCP 0/0 NoEndpoints 0; ", "ns/bad 10.96.0.4 80/TCP 1/1 InForce 1; "
 	full, web := "ns/full 10.96.0.3 80/TCP 1/1 Refused 0; ", "ns/web 10.96.0.1 80/TCP 2/3 InForce 0; "
 	other := "other/web 10.96.0.9 80/TCP 1/1 InForce 0; "
 	run(t, "full", addServices, func(l *lab) {

@@ -217,8 +217,16 @@ func (c collector) summary(v engine.View, name types.NamespacedName) (statusapi.
 		Namespace: name.Namespace, Name: name.Name, Endpoints: endpoints,
 		Ports: []string{}, State: statusapi.InForce, Problems: c.problems[name], Traffic: c.traffic[name],
 	}
+	elsewhere := false
 	for _, row := range rows {
 		c.add(&s, v.Row(row.Key), row)
+		elsewhere = elsewhere || row.UsableSomewhere
+	}
+	if s.State == statusapi.InForce && s.Used == 0 {
+		s.State = statusapi.StateNoEndpoints
+		if elsewhere {
+			s.State = statusapi.StateNoLocalEndpoint
+		}
 	}
 	return s, len(rows) > 0
 }
@@ -255,7 +263,7 @@ func (c collector) add(s *statusapi.ServiceSummary, status engine.RowStatus, row
 
 func worse(a, b statusapi.State) bool {
 	rank := func(s statusapi.State) int {
-		return slices.Index([]statusapi.State{statusapi.InForce, statusapi.Pending, statusapi.Refused}, s)
+		return slices.Index(statusapi.States[:], s)
 	}
 	return rank(a) > rank(b)
 }

@@ -88,6 +88,7 @@ func (c *Client) Get(ctx context.Context, path string, query url.Values, to any)
 	err := c.get(ctx, path, query, to)
 	if n, ok := to.(*Node); ok && err == nil {
 		n.Doubts = append(n.Doubts, c.doubts(n)...)
+		n.Verdict = n.Judge()
 	}
 	return err
 }

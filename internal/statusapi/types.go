@@ -44,6 +44,7 @@ type Node struct {
 	Started   time.Time `json:"started"`
 	Now       time.Time `json:"now"` // the daemon's clock, so that clients can compute how long ago a time was
 
+	Verdict  Verdict   `json:"verdict"` // the worst of what follows
 	Health   Health    `json:"health"`
 	Sync     Sync      `json:"sync"`
 	Counts   Counts    `json:"counts"`
@@ -95,12 +96,13 @@ const (
 
 // Counts are the numbers of objects on the node.
 type Counts struct {
-	Services  int `json:"services"`
-	Ports     int `json:"ports"` // a port of a Service counts once per family
-	Endpoints int `json:"endpoints"`
-	Pending   int `json:"pending"` // service ports that are not yet in force as wanted
-	Refused   int `json:"refused"` // service ports that the kernel refuses
-	Problems  int `json:"problems"`
+	Services    int `json:"services"`
+	Unreachable int `json:"unreachable"` // Services none of whose endpoints can be used from this node
+	Ports       int `json:"ports"`       // a port of a Service counts once per family
+	Endpoints   int `json:"endpoints"`
+	Pending     int `json:"pending"` // service ports that are not yet in force as wanted
+	Refused     int `json:"refused"` // service ports that the kernel refuses
+	Problems    int `json:"problems"`
 }
 
 // Tracking is the usage of the kernel's connection tracking table.
@@ -110,15 +112,21 @@ type Tracking struct {
 }
 
 // State says whether a service port, or every port of a Service, is in force in
-// the kernel.
+// the kernel, and whether a Service can be reached.
 type State string
 
-// The states, the worst last.
+// The states, the worst last. Those without endpoints are of Services only, and their
+// words are those of the reasons.
 const (
-	InForce State = "InForce"
-	Pending State = "Pending" // a newer version is wanted, and not yet in the kernel
-	Refused State = "Refused" // the kernel refused the wanted version
+	InForce              State = "InForce"
+	StateNoLocalEndpoint State = State(NoLocalEndpoint) // it is in force, and only endpoints on other nodes can be used, which its policy excludes
+	StateNoEndpoints     State = State(NoEndpoints)     // it is in force, and no endpoint can be used
+	Pending              State = "Pending"              // a newer version is wanted, and not yet in the kernel
+	Refused              State = "Refused"              // the kernel refused the wanted version
 )
+
+// States has all states, the worst last.
+var States = [...]State{InForce, StateNoLocalEndpoint, StateNoEndpoints, Pending, Refused}
 
 // ServiceList is a page of Services.
 type ServiceList struct {

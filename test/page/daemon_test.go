@@ -184,7 +184,7 @@ func TestDaemonWithManyServices(t *testing.T) {
 	n.write("all.yaml", all.String())
 	n.start()
 	b := openView(t, n.origin, "")
-	t.Logf("shown after %v", b.await(`document.body.innerText.includes("30,000 Services") && document.body.innerText.includes("everything is in force")`))
+	t.Logf("shown after %v", b.await(`document.body.innerText.includes("30,000 Services") && document.body.innerText.includes("All in force")`))
 	b.do(chromedp.Focus(chromedp.CSS(`input[name="filter"]`)), chromedp.KeyEvent("service-29999"))
 	took := b.shows("1 Service match")
 	t.Logf("filtered after %v", took)

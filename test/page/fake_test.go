@@ -73,6 +73,7 @@ func (d *daemon) counted() statusapi.Node {
 	n := d.node
 	n.Now = time.Now()
 	n.Counts.Services, n.Counts.Problems = len(d.services), len(d.problems)
+	n.Verdict = n.Judge()
 	return n
 }
 
@@ -138,10 +139,14 @@ func web(used ...string) statusapi.Service {
 	}
 	port.Endpoints = append(port.Endpoints, statusapi.Endpoint{Address: "10.244.0.99:8080", Reason: "not ready", Slice: "web-1"})
 	port.Total = len(port.Endpoints)
+	state := statusapi.InForce
+	if len(used) == 0 {
+		state = statusapi.StateNoEndpoints
+	}
 	return statusapi.Service{
 		ServiceSummary: statusapi.ServiceSummary{
 			Namespace: "default", Name: "web", Address: "10.96.0.10", External: []string{"198.51.100.80"}, Ports: []string{"80:30080/TCP"},
-			Used: len(used), Endpoints: port.Total, State: statusapi.InForce, Since: since,
+			Used: len(used), Endpoints: port.Total, State: state, Since: since,
 		},
 		Rows: []statusapi.Port{port},
 	}

@@ -29,7 +29,7 @@ func TestViews(t *testing.T) {
 		Kernel:  statusapi.KernelCheck{State: statusapi.KernelAgrees, Objects: 3},
 	}
 	b := openView(t, d.URL, "")
-	b.shows("Healthy, everything is in force")
+	b.shows("All in force, but 1 problem")
 	b.shows("default/web")
 	b.shows("has no number")
 	for view, text := range map[string]string{
@@ -48,10 +48,10 @@ func TestDoubts(t *testing.T) {
 	now := time.Now()
 	d.node.Doubts = []statusapi.Doubt{{
 		Kind: "RulesChanged", Severity: statusapi.DoubtError, Reason: "a table is gone", Since: now.Add(-time.Hour), Next: "everything is compared",
-		NextAt: new(now.Add(time.Hour)),
+		NextAt: new(now.Add(90 * time.Minute)),
 	}}
 	b := openView(t, d.URL, "")
-	b.shows("In doubt: a table is gone")
+	b.shows("IN DOUBT: a table is gone")
 	b.shows("next: everything is compared, in 1 h")
 	b.checkQuiet()
 }
@@ -115,7 +115,7 @@ func TestNowhere(t *testing.T) {
 	d.services = []statusapi.Service{web()}
 	b := openView(t, d.URL, "#/services/default/web")
 	b.await(`document.querySelectorAll(".flow-line.bad").length === 2`) // of both policies
-	b.shows("no endpoints")
+	b.shows("NoEndpoints")
 }
 
 // TestManyEndpoints wants a Service with very many to be cut into pages, and no

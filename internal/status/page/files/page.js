@@ -2,7 +2,7 @@
 // the URL determines what is shown, so links and the history work.
 
 import { h, render } from "./dom.js";
-import { ago, clock, number, plural, until } from "./format.js";
+import { ago, clock, number, until } from "./format.js";
 import { link, views } from "./views.js";
 
 const period = 2000; // milliseconds from one round of requests to the next
@@ -119,13 +119,16 @@ function show() {
 // cardPadding is the padding of a card in style.css, plus its border.
 const cardPadding = () => (innerWidth < 720 ? 15 : 21);
 
+// levels are the CSS classes of the levels of a verdict.
+const levels = { Good: "good", Warning: "warn", Error: "bad" };
+
 function health(node) {
-	const [kind, words] = verdict(node);
-	const { counts, connectionTracking: tracking } = node;
+	const { verdict, counts, connectionTracking: tracking } = node;
 	return [
-		h("p", { class: "state", role: "status" }, h("span", { class: "dot " + kind }), h("strong", null, words)),
+		h("p", { class: "state", role: "status" }, h("span", { class: "dot " + (levels[verdict.level] ?? "warn") }), h("strong", null, verdict.text)),
 		h("dl", null,
 			fact("Node", node.name), fact("Mode", node.mode), fact("Services", number(counts.services)), fact("Endpoints", number(counts.endpoints)),
+			counts.unreachable > 0 && fact("Unreachable", number(counts.unreachable)),
 			counts.pending > 0 && fact("Pending", number(counts.pending)),
 			counts.refused > 0 && fact("Refused", number(counts.refused)),
 			node.sync.last && fact("Last sync", ago(node.sync.last, node.now)),
@@ -144,17 +147,6 @@ function doubt(d, now) {
 		h("span", { class: "badge " + (d.severity === "Error" ? "bad" : "warn") }, d.kind), d.object && h("strong", null, d.object),
 		h("span", null, d.reason), h("span", { class: "quiet" }, `since ${ago(d.since, now).replace(" ago", "")}`),
 		d.next && h("span", { class: "quiet" }, `next: ${d.next}${when || ""}`));
-}
-
-// verdict returns the node's worst state: a CSS class and words.
-function verdict({ health: state, sync, counts, doubts = [] }) {
-	if (!state.live || !state.healthy) return ["bad", `Not healthy: ${state.reason || "the health check says so"}`];
-	if (!sync.done) return ["warn", `Waiting: ${sync.reason || "nothing is in force yet"}`];
-	if (sync.error) return ["bad", `The last sync failed: ${sync.error}`];
-	if (counts.refused > 0) return ["bad", `${plural(counts.refused, "service port")} refused by the kernel`];
-	if (counts.pending > 0) return ["warn", `${plural(counts.pending, "service port")} pending`];
-	if (doubts.length > 0) return doubts[0].severity === "Error" ? ["bad", `In doubt: ${doubts[0].reason}`] : ["warn", "Everything is in force, as far as known"];
-	return ["good", "Healthy, everything is in force"];
 }
 
 // go shows the view of the URL's fragment, at once if its data is there already.

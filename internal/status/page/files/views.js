@@ -53,14 +53,10 @@ function pages(list, route) {
 		list.continue && h("a", { href: to(list.continue), rel: "next" }, "Next"));
 }
 
-// badge returns a Service's state in words. A Service without endpoints is in force,
-// but needs attention.
-function badge(service) {
-	if (service.state === "Refused") return h("span", { class: "badge bad" }, "refused");
-	if (service.state === "Pending") return h("span", { class: "badge warn" }, "pending");
-	if (service.used === 0) return h("span", { class: "badge warn" }, "no endpoints");
-	return h("span", { class: "badge good" }, "in force");
-}
+// states are the CSS classes of the states of a Service. The words are those of the API.
+const states = { InForce: "good", Refused: "bad" };
+
+const badge = (service) => h("span", { class: "badge " + (states[service.state] ?? "warn") }, service.state);
 
 const perSecond = (rate, unit = short) => (rate ? `${unit(rate)}/s` : "");
 
