@@ -40,6 +40,21 @@ func TestChangesAreRememberedNewestFirst(t *testing.T) {
 	})
 }
 
+// TestRowsThatAFullSyncTookOutAreChanges checks that a row which a full sync refuses, and
+// so takes out of the kernel, is among the changes.
+func TestRowsThatAFullSyncTookOutAreChanges(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "set is full")
+		l.plane.seen <- "flush"
+		l.wantCalls("sync 2")
+		got, total := l.Changes(0, 1)
+		if want := "[3 Removed web ]"; fmt.Sprint(texts(got)) != want || total != 3 {
+			t.Errorf("changes %q of %d, want %q of 3", texts(got), total, want)
+		}
+	})
+}
+
 // TestChangeTakesUntilItIsInForce checks that the duration of a change that failed at
 // first includes the retries.
 func TestChangeTakesUntilItIsInForce(t *testing.T) {

@@ -134,19 +134,9 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 	if len(refused) > 0 {
 		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
-	t.changes.record(done, now, t.dirty)
 	var changes []RowStatus
-	for _, k := range w.changed.Rows {
-		if refused[k] != nil {
-			continue
-		}
-		if t.dirty[k].Refused != "" {
-			changes = append(changes, RowStatus{Key: k})
-		}
-		delete(t.dirty, k)
-	}
-	for k, err := range refused {
-		r := t.dirty[k]
+	for _, k := range slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys) {
+		err, r := refused[k], t.dirty[k]
 		if r == nil {
 			r = t.mark(k, t.want.Rows[k], now)
 		}
@@ -160,6 +150,16 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 		}
 		r.wait = runner.Backoff(r.wait, retryMin, retryMax)
 		r.NextTry = now.Add(r.wait)
+	}
+	t.changes.record(done, now, t.dirty)
+	for _, k := range w.changed.Rows {
+		if refused[k] != nil {
+			continue
+		}
+		if t.dirty[k].Refused != "" {
+			changes = append(changes, RowStatus{Key: k})
+		}
+		delete(t.dirty, k)
 	}
 	clear(t.dirtyChecks)
 	t.dirtyNode, t.dirtyCIDRs = false, false
