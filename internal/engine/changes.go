@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,8 +12,8 @@ const (
 	// ChangesKept is how many of the last changes are kept.
 	ChangesKept = 1024
 
-	// comparedEndpoints is the length up to which lists of endpoints are compared
-	// to describe a change, so that describing one is cheap for any row.
+	// comparedEndpoints is the length up to which the differences of two lists are
+	// counted, so that describing a change is cheap for any row.
 	comparedEndpoints = 256
 )
 
@@ -78,33 +77,41 @@ func (c *changes) record(d *proxy.Delta, now time.Time, dirty map[proxy.PortKey]
 // another.
 func difference(a, b *proxy.ServicePort) string {
 	var words []string
-	for _, l := range []struct {
-		name     string
-		from, to []proxy.Endpoint
-	}{{"endpoints", a.Cluster, b.Cluster}, {"local endpoints", a.Local, b.Local}} {
-		switch {
-		case len(l.from) != len(l.to):
-			words = append(words, fmt.Sprintf("%s %d to %d", l.name, len(l.from), len(l.to)))
-		case len(l.from) > comparedEndpoints:
-		default:
-			if n := countDifferent(l.from, l.to); n > 0 {
-				words = append(words, fmt.Sprintf("%d of %d %s replaced", n, len(l.to), l.name))
+	for _, part := range a.Changed(b) {
+		switch part {
+		case proxy.ClusterPart:
+			words = append(words, listDifference("endpoints", a.Cluster, b.Cluster))
+		case proxy.LocalPart:
+			words = append(words, listDifference("local endpoints", a.Local, b.Local))
+		case proxy.DrainingPart:
+			words = append(words, listDifference("draining endpoints", a.Draining, b.Draining))
+		case proxy.AddressesPart:
+			words = append(words, "addresses")
+		case proxy.PolicyPart:
+			words = append(words, "policy")
+		case proxy.ElsewherePart:
+			if len(words) == 0 { // otherwise the lists tell it
+				words = append(words, "endpoints on other nodes")
 			}
 		}
-	}
-	if !slices.Equal(a.Frontends, b.Frontends) {
-		words = append(words, "addresses")
-	}
-	if a.Internal != b.Internal || a.External != b.External || a.Affinity != b.Affinity || a.Balancing != b.Balancing ||
-		a.HealthCheckPort != b.HealthCheckPort || a.PreserveDestination != b.PreserveDestination ||
-		!slices.Equal(a.AllowFrom, b.AllowFrom) {
-		words = append(words, "policy")
 	}
 	return strings.Join(words, ", ")
 }
 
-// countDifferent counts the slots whose endpoints differ, in two lists of equal length.
-func countDifferent(a, b []proxy.Endpoint) int {
+// listDifference describes what changed from one list to another.
+func listDifference[E comparable](name string, from, to []E) string {
+	switch {
+	case len(from) != len(to):
+		return fmt.Sprintf("%s %d to %d", name, len(from), len(to))
+	case len(from) > comparedEndpoints:
+		return name + " replaced"
+	default:
+		return fmt.Sprintf("%d of %d %s replaced", countDifferent(from, to), len(to), name)
+	}
+}
+
+// countDifferent counts the places whose elements differ, in two lists of equal length.
+func countDifferent[E comparable](a, b []E) int {
 	n := 0
 	for i := range a {
 		if a[i] != b[i] {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +39,32 @@ func TestChangesAreRememberedNewestFirst(t *testing.T) {
 			t.Errorf("before the first: %q", texts(got))
 		}
 	})
+}
+
+func TestChangesAreDescribed(t *testing.T) {
+	list := func(n int, port uint16) (out []proxy.Endpoint) {
+		for i := range n {
+			out = append(out, proxy.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), port)})
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name     string
+		from, to proxy.ServicePort
+		want     string
+	}{
+		{"nothing", proxy.ServicePort{Cluster: list(2, 80)}, proxy.ServicePort{Cluster: list(2, 80)}, ""},
+		{"one endpoint less", proxy.ServicePort{Cluster: list(2, 80), UsableSomewhere: true}, proxy.ServicePort{Cluster: list(1, 80), UsableSomewhere: true}, "endpoints 2 to 1"},
+		{"the last endpoint", proxy.ServicePort{Local: list(1, 80), UsableSomewhere: true}, proxy.ServicePort{}, "local endpoints 1 to 0"},
+		{"a long list", proxy.ServicePort{Cluster: list(300, 80)}, proxy.ServicePort{Cluster: list(300, 81)}, "endpoints replaced"},
+		{"only another node's endpoints", proxy.ServicePort{}, proxy.ServicePort{UsableSomewhere: true}, "endpoints on other nodes"},
+		{"closed to everyone", proxy.ServicePort{}, proxy.ServicePort{AllowFrom: []netip.Prefix{}}, "policy"},
+		{"draining", proxy.ServicePort{}, proxy.ServicePort{Draining: []netip.AddrPort{{}}}, "draining endpoints 0 to 1"},
+	} {
+		if got := difference(&tt.from, &tt.to); got != tt.want {
+			t.Errorf("%s: described as %q, want %q", tt.name, got, tt.want)
+		}
+	}
 }
 
 // TestRowsThatAFullSyncTookOutAreChanges checks that a row which a full sync refuses, and

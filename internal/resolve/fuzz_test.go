@@ -238,7 +238,7 @@ func (w *world) update() {
 		if u.Old == nil {
 			continue
 		}
-		if sameRow(u.Old, u.New) {
+		if u.Old.Equal(u.New) {
 			w.t.Fatalf("row did not change: %v", u.New)
 		}
 		checkSlots(w.t, u.Old.Cluster, u.New.Cluster)

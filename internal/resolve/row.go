@@ -143,7 +143,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reu
 		sp.AllowFrom, sp.HealthCheckPort = s.allowFrom(p.family, proxy.AddrOf(r.node.IPs, p.family)), s.HealthCheckPort
 		sp.PreserveDestination = s.PreserveDestination
 	}
-	if old != nil && sameRow(old, sp) {
+	if old != nil && old.Equal(sp) {
 		return old
 	}
 	if slices.Equal(was.Frontends, sp.Frontends) {
@@ -189,15 +189,6 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 		}
 	}
 	return proxy.Outermost(of)
-}
-
-// sameRow reports whether two rows with the same key are equal.
-func sameRow(a, b *proxy.ServicePort) bool {
-	return a.Internal == b.Internal && a.External == b.External && a.Balancing == b.Balancing && a.Affinity == b.Affinity &&
-		a.UsableSomewhere == b.UsableSomewhere && a.HealthCheckPort == b.HealthCheckPort && a.PreserveDestination == b.PreserveDestination && slices.Equal(a.Frontends, b.Frontends) &&
-		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		(a.AllowFrom == nil) == (b.AllowFrom == nil) && slices.Equal(a.AllowFrom, b.AllowFrom) &&
-		slices.Equal(a.Draining, b.Draining)
 }
 
 // resolveHealthCheck adds a change of an entry's health check in a family to a step. It
