@@ -76,7 +76,8 @@ func (r Rewritten) And(more Rewritten) Rewritten {
 type Watcher interface {
 	// Watch calls changed, with a description of what it saw, whenever another
 	// process may have changed our objects in the kernel, until ctx ends. Once it
-	// sees every change, it calls missed if earlier ones may have gone unseen.
+	// sees every change, it calls missed if earlier ones may have gone unseen. It also
+	// calls missed if the mode needs a Sync for a reason of its own.
 	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 

@@ -49,6 +49,8 @@ type Dataplane struct {
 	host          *host       // as in force
 	cidrs         []netip.Prefix
 	hostChanged   chan struct{} // asks for a Sync, since rows depend on host
+	hostMoved     bool          // rows or rules were not the same for the host that the last Sync read
+	syncTook      time.Duration // the last Sync
 	attached      bool
 	disabled      error                    // why the programs leave all sockets alone; nil if they act
 	rowIDs        map[proxy.PortKey]uint32 // by which the maps refer to rows
@@ -141,6 +143,7 @@ func (d *Dataplane) Close() error {
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer func(began time.Time) { d.syncTook = time.Since(began) }(time.Now())
 	mapsErr := d.syncHost(want)
 	// Maps that no program reads yet are filled while the rules are written.
 	concurrently := d.kernel.newMaps && mapsErr == nil
@@ -189,6 +192,7 @@ func (d *Dataplane) syncHost(want *proxy.State) error {
 	if err != nil {
 		return err
 	}
+	d.hostMoved = d.node != nil && !d.sameHost(h)
 	d.host, d.node, d.cidrs = h, want.Node, want.CIDRs
 	d.rulesOnly, d.nextRulesOnly = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
 	d.rowsLeft.Store(0)
@@ -219,14 +223,18 @@ func (d *Dataplane) removeRefused(ctx context.Context, want *proxy.State, refuse
 	return err
 }
 
-// Rewritten returns what the last Sync wrote, in maps and rules. Rules that changed
-// only because untracking started or stopped do not count: that is not a repair.
+// Rewritten returns what the last Sync wrote, in maps and rules. What changed only
+// because untracking started or stopped, or because the node's addresses or routes
+// changed, does not count: that is not a repair.
 func (d *Dataplane) Rewritten() proxy.Rewritten {
-	out := d.Dataplane.Rewritten().And(d.differ.Rewritten())
-	if d.untracking.toggled && len(out.Rows) == 0 {
-		return proxy.Rewritten{}
+	out := d.Dataplane.Rewritten()
+	if (d.untracking.toggled || d.hostMoved) && len(out.Rows) == 0 {
+		out = proxy.Rewritten{}
 	}
-	return out
+	if d.hostMoved {
+		return out
+	}
+	return out.And(d.differ.Rewritten())
 }
 
 // Apply brings changed rows to the wanted state, in the maps first.

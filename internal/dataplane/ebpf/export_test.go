@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -195,3 +196,10 @@ func (d *Dataplane) AnswerQuestions(ctx context.Context, wrap func(QuestionReade
 
 // QuestionReader reads the questions of programs.
 type QuestionReader = questionReader
+
+// Excepted returns the node's addresses that the rules exclude from untracking.
+func (d *Dataplane) Excepted() []netip.Addr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.untracked().Except
+}

@@ -30,7 +30,8 @@ const (
 	sourceReadDelay = time.Millisecond
 
 	// hostReadRest bounds the cost of following addresses and routes, which change with
-	// every pod: after reading them, Run waits this many times as long as that took.
+	// every pod: after reading them, Run waits this many times as long as that took, or as
+	// long as a Sync takes if that is needed.
 	hostReadRest = 20
 
 	// cutCheckPeriod is how often Run checks whether there still are sockets to cut.
@@ -151,12 +152,14 @@ func (d *Dataplane) refreshHost() error {
 	}
 	began := time.Now()
 	h, err := readHost(d.netlink, d.node)
-	d.nextHostRead = time.Now().Add(hostReadRest * time.Since(began))
+	cost := time.Since(began)
+	if err == nil && !d.sameHost(h) {
+		notify(d.hostChanged)
+		cost += d.syncTook
+	}
+	d.nextHostRead = time.Now().Add(hostReadRest * cost)
 	if err != nil {
 		return err
-	}
-	if !d.sameHost(h) {
-		notify(d.hostChanged)
 	}
 	return d.writeNodeAddrs(h, d.node)
 }
@@ -167,8 +170,8 @@ func (d *Dataplane) sameHost(h *host) bool {
 	return h.sameRows(d.host) && slices.Equal(h.addrsWithin(pods), d.host.addrsWithin(pods))
 }
 
-// Watch watches the rules, and also reports when rows change because of addresses and
-// routes, or when untracking may start.
+// Watch watches the rules. It also asks for a Sync when rows change because of addresses and
+// routes, or when untracking may start; no other process changed our rules then.
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -180,7 +183,8 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 			case <-ctx.Done():
 				return
 			case <-d.hostChanged:
-				changed("source addresses of the node's routes")
+				klog.FromContext(ctx).V(4).Info("Addresses or routes of the node changed, rows are compared with them")
+				missed()
 			case <-d.untracking.ready:
 				missed()
 			}

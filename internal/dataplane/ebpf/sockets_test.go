@@ -470,6 +470,41 @@ func TestCutEndsWhileRoutesChange(t *testing.T) {
 	h.eventually("nothing is cut", func() bool { return !h.d.Cutting() })
 }
 
+// TestRoutesAreNotForeignChanges checks that rows follow a route of the node by which its
+// sockets get another source address, and that this counts neither as a change by another
+// process nor as a repair.
+func TestRoutesAreNotForeignChanges(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...)}
+	h.serve(rows...)
+	h.d.Writes()
+	needSync := make(chan struct{}, 1)
+	h.inBackground(func(ctx context.Context) error {
+		return h.d.Watch(ctx, func() {
+			select {
+			case needSync <- struct{}{}:
+			default:
+			}
+		}, func(what string) { t.Errorf("taken for a change by another process: %s", what) })
+	})
+	h.must(h.lab.Node().Bind(netip.MustParseAddr("10.9.9.9")))
+	h.must(h.lab.Node().Do(func() error {
+		return exec.Command("ip", "route", "add", "172.30.0.0/24", "dev", "lo", "src", "10.9.9.9").Run()
+	}))
+	h.eventually("rows are written again", func() bool {
+		select {
+		case <-needSync:
+			h.must(h.sync(rows...))
+		default:
+		}
+		return h.d.Writes() > 0
+	})
+	if n := h.d.Rewritten().Objects; n != 0 {
+		t.Errorf("%d objects count as repaired, want none", n)
+	}
+}
+
 // TestConnectedSocketNamesDestination checks a connected socket whose datagrams also name the
 // frontend as their destination: they go to the endpoint that it is connected to. When that is
 // gone, only datagrams to it are dropped.
