@@ -83,6 +83,38 @@ func TestCost(t *testing.T) {
 	}
 }
 
+// TestCostOfCIDRs changes the CIDRs of Services, which only the row with an endpoint within
+// them depends on, with few and many other Services. Nothing is listed, and a Sync that
+// follows finds nothing to correct.
+func TestCostOfCIDRs(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	within := costRow(50, proxy.TCP, 1, 200<<16, 200<<16+1) // the last two in 10.200.0.0/16
+	for _, n := range []int{100, 2_000} {
+		rows := []*proxy.ServicePort{within}
+		for i := range n {
+			rows = append(rows, costRow(1000+i, proxy.TCP, 1, 2, 3))
+		}
+		h.must(h.sync(rows...))
+		h.d.Writes()
+		h.d.Reads()
+		cidrs := []netip.Prefix{netip.MustParsePrefix("10.200.0.0/16"), netip.MustParsePrefix("172.30.0.0/16")}
+		h.must(h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, &proxy.Delta{CIDRs: &cidrs}) }))
+		if writes, reads := h.d.Writes(), h.d.Reads(); writes != 2 || reads != 0 {
+			t.Errorf("with %d Services: %d entries written and %d read; want 2 and none", n, writes, reads)
+		}
+		s := proxy.NewState()
+		s.Node, s.CIDRs = h.node, cidrs
+		for _, r := range rows {
+			s.Rows[r.Key] = r
+		}
+		h.must(h.lab.Node().Do(func() error { return proxytest.Sync(h.Context(), h.d, s) }))
+		if writes := h.d.Writes(); writes != 0 {
+			t.Errorf("with %d Services: a Sync corrects %d entries", n, writes)
+		}
+	}
+}
+
 // writes returns how many entries a change of one row writes.
 func (h *host) writes(others []*proxy.ServicePort, old, cur *proxy.ServicePort) int {
 	h.Helper()

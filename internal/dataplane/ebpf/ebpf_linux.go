@@ -45,12 +45,13 @@ type Dataplane struct {
 
 	mu            sync.Mutex // Run works concurrently with Sync and Apply
 	differ        *differ.Differ[id, value]
-	node          *proxy.Node // as in force; nil before the first Sync has read the host
-	host          *host       // as in force
-	cidrs         []netip.Prefix
-	hostChanged   chan struct{} // asks for a Sync, since rows depend on host
-	hostMoved     bool          // rows or rules were not the same for the host that the last Sync read
-	syncTook      time.Duration // the last Sync
+	node          *proxy.Node    // as in force; nil before the first Sync has read the host
+	host          *host          // as in force
+	cidrs         []netip.Prefix // of Services, as in force
+	nextCIDRs     []netip.Prefix // the same, as the next write is to make it
+	hostChanged   chan struct{}  // asks for a Sync, since rows depend on host
+	hostMoved     bool           // rows or rules were not the same for the host that the last Sync read
+	syncTook      time.Duration  // the last Sync
 	attached      bool
 	disabled      error                    // why the programs leave all sockets alone; nil if they act
 	rowIDs        map[proxy.PortKey]uint32 // by which the maps refer to rows
@@ -60,7 +61,7 @@ type Dataplane struct {
 	nextRulesOnly map[proxy.PortKey]bool // the same, as the next write is to make it
 	stored        entryCounts            // in the maps
 	writes        int                    // entries of rows written, for tests
-	reads         int                    // entries of rows read one by one, for tests
+	reads         int                    // entries of rows read, for tests
 	nodeAddrs     map[addrKey]uint32     // the node's addresses with their flags, as written
 	countBytes    bool                   // from the settings
 
@@ -193,7 +194,7 @@ func (d *Dataplane) syncHost(want *proxy.State) error {
 		return err
 	}
 	d.hostMoved = d.node != nil && !d.sameHost(h)
-	d.host, d.node, d.cidrs = h, want.Node, want.CIDRs
+	d.host, d.node, d.cidrs, d.nextCIDRs = h, want.Node, want.CIDRs, want.CIDRs
 	d.rulesOnly, d.nextRulesOnly = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
 	d.rowsLeft.Store(0)
 	if err := d.writeNodeAddrs(h, want.Node); err != nil {
@@ -282,13 +283,11 @@ func (d *Dataplane) rulesFailed(ctx context.Context, err error) error {
 // applyMaps brings the changed rows, and the node if it changed, to the wanted state
 // in the maps.
 func (d *Dataplane) applyMaps(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
-	if changed.CIDRs && !slices.Equal(d.cidrs, want.CIDRs) {
-		// This affects endpoints within the CIDRs of Services, whose rows are not in
-		// changed.Rows. It is rare enough to compare everything.
-		if err := d.syncHost(want); err != nil {
-			return err
-		}
-		return d.syncRows(ctx, want)
+	if changed.CIDRs {
+		more := *changed
+		d.nextCIDRs = want.CIDRs
+		more.Rows = d.rowsWithin(want, changed.Rows)
+		changed = &more
 	}
 	if changed.Node {
 		if err := d.applyNode(want.Node); err != nil {
@@ -306,6 +305,7 @@ func (d *Dataplane) applyMaps(ctx context.Context, want *proxy.State, changed *p
 		err = d.retryRows(ctx, want, refused)
 	}
 	d.recordRulesOnly(changed.Rows)
+	d.cidrs = d.nextCIDRs // If an error disables the programs, a Sync follows.
 	if slices.ContainsFunc(changed.Rows, func(k proxy.PortKey) bool { return k.Protocol == proxy.UDP }) {
 		notify(d.checkStale)
 	}

@@ -126,7 +126,7 @@ func (d *Dataplane) Writes() int {
 	return n
 }
 
-// Reads returns how many entries of rows were read one by one since the last call.
+// Reads returns how many entries of rows were read since the last call.
 func (d *Dataplane) Reads() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

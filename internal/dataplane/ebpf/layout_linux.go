@@ -122,12 +122,12 @@ func makeSlotKey(row uint32, s proxy.Scope, i int) (k slotKey) {
 	return k
 }
 
-func makeEndpointValue(k slotKey, e proxy.Endpoint, cidrs []netip.Prefix) (v endpointValue) {
+func makeEndpointValue(k slotKey, e proxy.Endpoint, inServiceRange bool) (v endpointValue) {
 	var flags uint16
 	if e.Local || e.NodeUnknown {
 		flags |= endpointMayBeLocal
 	}
-	if proxy.Contains(cidrs, e.Addr.Addr()) {
+	if inServiceRange {
 		flags |= endpointInServiceRange
 	}
 	putAddrPort(v[:], e.Addr)

@@ -53,7 +53,7 @@ func newEvaluated() *evaluated {
 
 // Sync writes the entries in memory, and the rules.
 func (e *evaluated) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
-	e.cidrs = want.CIDRs
+	e.cidrs, e.nextCIDRs = want.CIDRs, want.CIDRs
 	if refused, err := e.differ.Sync(ctx, want); err != nil || len(refused) > 0 {
 		return nil, fmt.Errorf("sync maps: %v, %w", refused, err)
 	}
@@ -63,7 +63,7 @@ func (e *evaluated) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 // Apply writes the entries in memory, and the rules.
 func (e *evaluated) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if changed.Node || changed.CIDRs {
-		e.cidrs = want.CIDRs
+		e.cidrs, e.nextCIDRs = want.CIDRs, want.CIDRs
 		e.differ.Forget()
 		return e.Sync(ctx, want)
 	}

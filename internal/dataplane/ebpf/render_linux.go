@@ -26,7 +26,7 @@ type planned = differ.Planned[id, value]
 // Which connections of the node are translated depends on its addresses and routes, which
 // are read for a diff only; otherwise Render assumes that none is an obstacle.
 func Render(ctx context.Context, r *mode.Rendering) error {
-	d := &Dataplane{kernel: &kernel{}, host: &host{}, cidrs: r.Want.CIDRs, untracking: untracking{pods: r.Settings.EBPF.Untracked, active: true}}
+	d := &Dataplane{kernel: &kernel{}, host: &host{}, cidrs: r.Want.CIDRs, nextCIDRs: r.Want.CIDRs, untracking: untracking{pods: r.Settings.EBPF.Untracked, active: true}}
 	if r.Diff {
 		if err := d.openForReading(r); err != nil {
 			return errors.Join(err, d.kernel.close())

@@ -2,6 +2,8 @@ package ebpf
 
 import (
 	"cmp"
+	"net/netip"
+	"slices"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/proxy"
@@ -131,8 +133,10 @@ func (d *Dataplane) diffRow(old, cur differ.Row, out *changes) error {
 		out.Add(entry(services, k[:], v[:]))
 	}
 	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
-		d.changedSlots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
-		d.changedSlots(row, scope, is.lists[scope], was.lists[scope], out.Add)
+		before := slotList{row, scope, was.lists[scope], d.cidrs}
+		after := slotList{row, scope, is.lists[scope], d.nextCIDRs}
+		before.unlike(after, out.Remove)
+		after.unlike(before, out.Add)
 	}
 	for k := range drainingKeys(old.ServicePort, row, was) {
 		out.Remove(entry(members, k[:], nil))
@@ -143,16 +147,44 @@ func (d *Dataplane) diffRow(old, cur differ.Row, out *changes) error {
 	return nil
 }
 
-// changedSlots calls put for the endpoints of a list that are not in the same slot of the
-// other list.
-func (d *Dataplane) changedSlots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id, value)) {
-	for i, e := range list {
-		if i >= len(other) || other[i] != e {
-			k := makeSlotKey(row, s, i)
-			v := makeEndpointValue(k, e, d.cidrs)
+// slotList is a list of a row, with the CIDRs of Services that its endpoints may be within.
+type slotList struct {
+	row   uint32
+	scope proxy.Scope
+	list  []proxy.Endpoint
+	cidrs []netip.Prefix
+}
+
+// unlike calls put for the entries that differ from those of the other list.
+func (l slotList) unlike(other slotList, put func(id, value)) {
+	sameCIDRs := slices.Equal(l.cidrs, other.cidrs)
+	for i, e := range l.list {
+		if i >= len(other.list) || other.list[i] != e || !sameCIDRs && l.inServiceRange(e) != other.inServiceRange(e) {
+			k := makeSlotKey(l.row, l.scope, i)
+			v := makeEndpointValue(k, e, l.inServiceRange(e))
 			put(entry(endpoints, k[:], v[:]))
 		}
 	}
+}
+
+func (l slotList) inServiceRange(e proxy.Endpoint) bool {
+	return proxy.Contains(l.cidrs, e.Addr.Addr())
+}
+
+// rowsWithin returns the changed rows, and those that have an endpoint which is within the
+// CIDRs of Services either now or next. Other rows do not depend on the CIDRs.
+func (d *Dataplane) rowsWithin(want *proxy.State, changed []proxy.PortKey) []proxy.PortKey {
+	moves := func(e proxy.Endpoint) bool {
+		return proxy.Contains(d.cidrs, e.Addr.Addr()) != proxy.Contains(d.nextCIDRs, e.Addr.Addr())
+	}
+	out := slices.Clone(changed)
+	for key, sp := range want.Rows {
+		if d.differ.Row(key).ServicePort == sp && (slices.ContainsFunc(sp.Cluster, moves) || slices.ContainsFunc(sp.Local, moves)) {
+			out = append(out, key)
+		}
+	}
+	slices.SortFunc(out, proxy.ComparePortKeys)
+	return slices.Compact(out)
 }
 
 // rowID returns the number by which the maps refer to a row. Numbers are not reused, so

@@ -76,18 +76,22 @@ func (d *Dataplane) list(_ context.Context, want *proxy.State, have func(id, val
 		d.assignIDs(want, rows)
 		return nil, true, nil
 	}
+	counted := func(x id, v value) {
+		d.reads++
+		have(x, v)
+	}
 	err = errors.Join(
 		forEach(d.kernel.Services, func(k frontendKey, v serviceValue) {
 			rows[k] = binary.NativeEndian.Uint32(v[:])
-			have(entry(services, k[:], v[:]))
+			counted(entry(services, k[:], v[:]))
 		}),
 		forEach(d.kernel.Endpoints, func(k slotKey, v endpointValue) {
 			d.stored.endpoints++
-			have(entry(endpoints, k[:], v[:]))
+			counted(entry(endpoints, k[:], v[:]))
 		}),
 		forEach(d.kernel.Members, func(k memberKey, _ memberValue) {
 			d.stored.members++
-			have(entry(members, k[:], nil))
+			counted(entry(members, k[:], nil))
 		}))
 	if err != nil {
 		return nil, false, fmt.Errorf("list maps: %w", err)
