@@ -121,7 +121,9 @@ func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *p
 			if constant != nil {
 				d.constant = constant
 			}
-			d.evict(ctx)
+			if err := d.evict(ctx); err != nil {
+				return nil, err
+			}
 			return refused, nil
 		}
 		if n == 0 && c.addRefused(err, refused) {
@@ -330,10 +332,11 @@ func (d *Differ[ID, V]) recordUse(id ID, u *use[V]) {
 }
 
 // evict removes the objects that have been idle for IdleTime, if there are more
-// than MaxIdle. Those that cannot be removed now are kept for another IdleTime.
-func (d *Differ[ID, V]) evict(ctx context.Context) {
+// than MaxIdle. Those that cannot be removed now are kept for another IdleTime; the
+// error says that it is not known what was removed.
+func (d *Differ[ID, V]) evict(ctx context.Context) error {
 	if len(d.idle) <= d.mode.MaxIdle {
-		return
+		return nil
 	}
 	c := newChanges(&d.mode)
 	for id, i := range d.idle {
@@ -341,16 +344,20 @@ func (d *Differ[ID, V]) evict(ctx context.Context) {
 			c.setOld(id, i.value)
 		}
 	}
-	if n, err := d.write(ctx, c, math.MaxInt); err != nil && !errors.Is(d.writeError(n, err), proxy.ErrNeedSync) {
+	if n, err := d.write(ctx, c, math.MaxInt); err != nil {
+		if err = d.writeError(n, err); errors.Is(err, proxy.ErrNeedSync) {
+			return err
+		}
 		for id := range c.index {
 			d.idle[id] = idle[V]{d.idle[id].value, time.Now()}
 		}
-		return
+		return nil
 	}
 	for id := range c.index {
 		delete(d.idle, id)
 		delete(d.refs, id)
 	}
+	return nil
 }
 
 // Sync brings the kernel to the wanted state, whatever it had before. The rows it
