@@ -32,31 +32,16 @@ const maxFlowsListed = 16
 // state and, if a row is found, from the kernel.
 func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
 	return func(ctx context.Context, q url.Values) (*statusapi.Explanation, error) {
-		var a *explain.Answer
-		var err, linkErr error
-		linkOf := func(a netip.Addr) string {
-			name, err := link.Conn{}.Local(a)
-			linkErr = errors.Join(linkErr, err)
-			return name
-		}
-		answer := func(unserved []explain.Unserved) {
-			e.Look(func(v engine.View) {
-				w := explain.World{
-					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Families: s.families, Unserved: unserved,
-					Local: func(a netip.Addr) bool { return linkOf(a) != "" },
-					Held:  func(a netip.Addr) bool { return linkOf(a) == mode.IPVSLink },
-				}
-				a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
-			})
-		}
-		answer(nil)
+		links := nodeLinks{ask: link.Conn{}.Local}
+		question := explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")}
+		a, err := s.answer(e, question, nil, &links)
 		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.NoServiceFound() {
-			if unserved := s.plan.source.unserved(ctx, q.Get("to"), s.families); unserved != nil {
-				answer(unserved)
+			if unserved := s.plan.source.unserved(ctx, question.To, s.families); unserved != nil {
+				a, err = s.answer(e, question, unserved, &links)
 			}
 		}
-		if linkErr != nil {
-			return nil, linkErr
+		if links.err != nil {
+			return nil, links.err
 		}
 		if err != nil {
 			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
@@ -67,6 +52,58 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 		}
 		return a.Explanation, nil
 	}
+}
+
+// answer answers a question from the engine's state. It repeats that, in most cases
+// once, to ask the kernel about addresses while it does not hold the engine's lock.
+func (s *ProxyServer) answer(e *engine.Engine, q explain.Question, unserved []explain.Unserved, links *nodeLinks) (a *explain.Answer, err error) {
+	for {
+		e.Look(func(v engine.View) {
+			w := explain.World{
+				Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Families: s.families, Unserved: unserved,
+				Local: func(a netip.Addr) bool { return links.of(a) != "" },
+				Held:  func(a netip.Addr) bool { return links.of(a) == mode.IPVSLink },
+			}
+			a, err = w.Explain(q)
+		})
+		if !links.read() {
+			return a, err
+		}
+	}
+}
+
+// nodeLinks knows which link of the node has an address.
+type nodeLinks struct {
+	ask     func(netip.Addr) (string, error) // asks the kernel; "" if none has it
+	known   map[netip.Addr]string
+	missing []netip.Addr
+	err     error // of the first question that failed; after it none is asked
+}
+
+// of returns the link that has an address, if that is known.
+func (l *nodeLinks) of(a netip.Addr) string {
+	name, known := l.known[a]
+	if !known {
+		l.missing = append(l.missing, a)
+	}
+	return name
+}
+
+// read asks the kernel for what was not known. It reports whether there is anything new.
+func (l *nodeLinks) read() bool {
+	if l.known == nil {
+		l.known = map[netip.Addr]string{}
+	}
+	found := false
+	for _, a := range l.missing {
+		if _, known := l.known[a]; known || l.err != nil {
+			continue
+		}
+		l.known[a], l.err = l.ask(a)
+		found = true
+	}
+	l.missing = nil
+	return found && l.err == nil
 }
 
 // addOpenFlows adds the client's open connections to an answer.
