@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/kernel/link"
@@ -79,13 +78,13 @@ type statusTraffic struct {
 	off string // why nothing is counted
 }
 
-// Of returns the traffic of a Service.
-func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic {
+// Of returns the traffic of some rows: of ports, and of their endpoints.
+func (t statusTraffic) Of(ctx context.Context, rows []proxy.PortKey) []statusapi.PortTraffic {
 	if t.Collector == nil {
 		return nil
 	}
-	all, _ := t.read(ctx, func(k proxy.PortKey) bool { return k.Namespace == name.Namespace && k.Name == name.Name })
-	return all
+	t.Refresh(ctx)
+	return byPort(t.RowsOf(rows))
 }
 
 // All returns the traffic of all Services, of ports or of endpoints, and when it was
@@ -94,13 +93,13 @@ func (t statusTraffic) All(ctx context.Context, endpoints bool) (all []statusapi
 	if t.Collector == nil {
 		return nil, time.Time{}, t.off
 	}
-	all, counted = t.read(ctx, func(proxy.PortKey) bool { return true })
-	return slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return (p.Endpoint != "") != endpoints }), counted, ""
+	t.Refresh(ctx)
+	rows, counted := t.Rows()
+	return slices.DeleteFunc(byPort(rows), func(p statusapi.PortTraffic) bool { return (p.Endpoint != "") != endpoints }), counted, ""
 }
 
-func (t statusTraffic) read(ctx context.Context, which func(proxy.PortKey) bool) ([]statusapi.PortTraffic, time.Time) {
-	t.Refresh(ctx)
-	rows, counted := t.Rows(which)
+// byPort adds up the families of each port.
+func byPort(rows []traffic.Row) []statusapi.PortTraffic {
 	var all []statusapi.PortTraffic
 	ports := map[proxy.ServicePortName]int{}
 	for i := range rows {
@@ -120,7 +119,7 @@ func (t statusTraffic) read(ctx context.Context, which func(proxy.PortKey) bool)
 			all = append(all, of)
 		}
 	}
-	return all, counted
+	return all
 }
 
 func trafficStatus(n *traffic.Counts) statusapi.Traffic {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
 	"sluice/internal/kernel/ct"
@@ -61,6 +60,10 @@ func TestStatusTraffic(t *testing.T) {
 		}})
 		k.Add(ct.Flow{Protocol: 6, Orig: ct.Tuple{Dst: at}, Reply: ct.Tuple{Src: to}, Translated: true})
 	}
+	var keys []proxy.PortKey
+	for _, u := range d.Upserts {
+		keys = append(keys, u.New.Key)
+	}
 	c.Applied(&proxy.Node{}, d)
 	one, two := uint64(1), uint64(2)
 	line := func(endpoint string, n *uint64) statusapi.PortTraffic {
@@ -78,7 +81,7 @@ func TestStatusTraffic(t *testing.T) {
 		t.Errorf("counted at %v, off: %q", counted, off)
 	}
 	for name, got := range map[string][]statusapi.PortTraffic{
-		"all": append(ports, all...), "of": statusTraffic{c, ""}.Of(t.Context(), types.NamespacedName{Namespace: "ns", Name: "web"}),
+		"all": append(ports, all...), "of": statusTraffic{c, ""}.Of(t.Context(), keys),
 	} {
 		byEndpoint := map[string]statusapi.PortTraffic{}
 		for _, l := range got {

@@ -16,7 +16,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
@@ -91,7 +90,7 @@ func (c *counting) Look(f func(engine.View)) {
 // uncounted is the Traffic of a daemon that counts none.
 type uncounted struct{}
 
-func (uncounted) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic { return nil }
+func (uncounted) Of(context.Context, []proxy.PortKey) []statusapi.PortTraffic { return nil }
 
 func (uncounted) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {
 	return nil, time.Time{}, "it is off"

@@ -12,9 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"sluice/internal/engine"
+	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
 )
 
@@ -41,8 +40,9 @@ type Settings struct {
 
 // Traffic returns traffic counters.
 type Traffic interface {
-	// Of returns the counters of a Service's ports and of their endpoints.
-	Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic
+	// Of returns the counters of some rows and of their endpoints. Its cost is
+	// proportional to their number.
+	Of(ctx context.Context, rows []proxy.PortKey) []statusapi.PortTraffic
 	// All returns the counters of every service port that had traffic, or of every
 	// endpoint, and when they were read. If nothing is counted, off says why.
 	All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string)

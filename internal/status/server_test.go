@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,9 +13,9 @@ import (
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
+	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
 )
 
@@ -202,8 +203,8 @@ func TestEngineIsHeldBriefly(t *testing.T) {
 	}
 	run(t, "", add, func(l *lab) {
 		for query, want := range map[string]int{
-			"?limit=100": 3,                        // names, problems, the page
-			"?filter=s0": 2 + many/servicesPerLook, // and all Services, in parts
+			"?limit=100":           4,                        // problems, names, the page, its rows
+			"?filter=s0&limit=100": 3 + many/servicesPerLook, // and all Services, in parts
 		} {
 			l.engine.looks = 0
 			get[statusapi.ServiceList](l, statusapi.ServicesPath+query)
@@ -232,7 +233,10 @@ func (m meter) All(_ context.Context, endpoints bool) ([]statusapi.PortTraffic, 
 	return []statusapi.PortTraffic{m.port("", 3), {Namespace: "other", Name: "web", Protocol: "UDP"}}, time.Now(), ""
 }
 
-func (m meter) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic {
+func (m meter) Of(_ context.Context, rows []proxy.PortKey) []statusapi.PortTraffic {
+	if !slices.ContainsFunc(rows, func(k proxy.PortKey) bool { return k.Name == "web" }) {
+		return nil
+	}
 	return []statusapi.PortTraffic{m.port("", 3), m.port("10.244.0.3:8080", 2), m.port("10.244.0.1:8080", 1)}
 }
 
@@ -273,10 +277,49 @@ func TestServiceReadsItsOwnTraffic(t *testing.T) {
 	})
 }
 
-// manyPorts has the traffic of some ports, and counts how often it was read.
+// manyPorts has the traffic of some ports, and counts how often all of it was read, and of
+// how many rows it was read.
 type manyPorts struct {
 	meter
-	ports, reads int
+	ports, reads, rows int
+}
+
+func (m *manyPorts) Of(ctx context.Context, rows []proxy.PortKey) []statusapi.PortTraffic {
+	m.rows += len(rows)
+	return m.meter.Of(ctx, rows)
+}
+
+// TestPagesReadTheirOwnTraffic checks that a page of Services reads the traffic of its own
+// rows only or, if it is sorted by traffic, that all traffic is read once for all pages.
+func TestPagesReadTheirOwnTraffic(t *testing.T) {
+	run(t, "", addServices, func(l *lab) {
+		for _, tt := range []struct {
+			query       string
+			reads, rows int
+		}{
+			{"?limit=1", 0, 1},
+			{"?limit=1&continue=1", 0, 1},
+			{"?limit=1&filter=web", 0, 1},
+			{"?limit=1&sort=-used", 0, 1},
+			{"?limit=1&sort=-connections", 1, 0},
+			{"?limit=1&sort=-connections&continue=1", 0, 0},
+			{"?limit=1&sort=-bytes", 1, 0},
+		} {
+			m := &manyPorts{ports: 3}
+			l.server.settings.Traffic = m
+			if get[statusapi.ServiceList](l, statusapi.ServicesPath+tt.query); m.reads != tt.reads || m.rows != tt.rows {
+				t.Errorf("%s: all traffic was read %d times, and that of %d rows; want %d and %d", tt.query, m.reads, m.rows, tt.reads, tt.rows)
+			}
+		}
+		l.server.settings.Traffic = meter{}
+		for _, query := range []string{"?filter=ns/web", "?sort=-used", ""} {
+			for _, s := range get[statusapi.ServiceList](l, statusapi.ServicesPath+query).Items {
+				if s.Namespace == "ns" && s.Name == "web" && (s.Traffic == nil || *s.Traffic.Connections != 3) {
+					t.Errorf("%q: the traffic of ns/web is %+v", query, s.Traffic)
+				}
+			}
+		}
+	})
 }
 
 func (m *manyPorts) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {

@@ -21,22 +21,19 @@ const maxEndpoints = 5000
 // use first.
 func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	name := types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
-	traffic := s.settings.Traffic.Of(ctx, name)
-	c := s.collector(traffic)
+	c := s.collector()
 	var out statusapi.Service
-	var keys []proxy.PortKey
 	var problems []resolve.Problem
 	s.settings.Engine.Look(func(v engine.View) {
-		rows, _ := v.Resolver.Rows(name)
-		for _, row := range rows {
-			keys = append(keys, row.Key)
-		}
 		out.ServiceSummary, _ = c.summary(v, name)
 		problems = v.Resolver.ProblemsOf(name)
 	})
+	keys := s.rowsOf([]types.NamespacedName{name})
 	if len(keys) == 0 {
 		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
 	}
+	traffic := s.settings.Traffic.Of(ctx, keys)
+	out.Traffic = byService(traffic)[name]
 	out.Found = problemsOf(problems[:min(len(problems), statusapi.MaxPage)])
 	counted := byEndpoint(traffic)
 	out.Rows = []statusapi.Port{}

@@ -93,7 +93,7 @@ func bytesOf(s *statusapi.ServiceSummary) (n uint64) {
 }
 
 // services returns a page of Services. It reads all Services only if a filter or the
-// order requires it.
+// order requires it, and their traffic only if the order does.
 func (s *Server) services(ctx context.Context, r *request) (any, error) {
 	key, descending := strings.CutPrefix(r.query.Get("sort"), "-")
 	key = cmp.Or(key, "name")
@@ -102,8 +102,7 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 		return nil, refuse(http.StatusBadRequest, "sort %q: want name, used, since, state, connections or bytes", key)
 	}
 	f := filter{namespace: r.query.Get("namespace"), text: strings.ToLower(r.query.Get("filter")), troubled: r.query.Get("problems") == "true"}
-	traffic, _, _ := s.settings.Traffic.All(ctx, false)
-	c := s.collector(traffic)
+	c := s.collector()
 	if order == nil && f.byName() {
 		list := f.inNamespace(s.serviceNames())
 		if descending {
@@ -111,13 +110,18 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 			slices.Reverse(list)
 		}
 		some, next, err := page(r, list)
-		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, err
+		return statusapi.ServiceList{Items: s.withTraffic(ctx, c.summaries(some, nil)), Total: len(list), Continue: next}, err
 	}
 	select { // One request at a time: the summaries of 30,000 Services take tens of megabytes.
 	case s.listing <- struct{}{}:
 		defer func() { <-s.listing }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+	var snapshot *trafficSnapshot
+	if key == "connections" || key == "bytes" {
+		snapshot = s.trafficSnapshot(ctx, r, trafficQuery{})
+		c.traffic = byService(snapshot.list.Items)
 	}
 	all := c.summaries(f.inNamespace(s.serviceNames()), f.matches)
 	if order != nil {
@@ -131,6 +135,12 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 		slices.Reverse(all)
 	}
 	some, next, err := page(r, all)
+	switch {
+	case snapshot == nil:
+		some = s.withTraffic(ctx, some)
+	case next == "":
+		s.lastTraffic.CompareAndSwap(snapshot, nil)
+	}
 	return statusapi.ServiceList{Items: some, Total: len(all), Continue: next}, err
 }
 
@@ -169,14 +179,41 @@ func (f filter) matches(s *statusapi.ServiceSummary) bool {
 type collector struct {
 	*Server
 	problems map[types.NamespacedName]int
-	traffic  map[types.NamespacedName]*statusapi.Traffic
+	traffic  map[types.NamespacedName]*statusapi.Traffic // nil if it is added later; see withTraffic
 }
 
-// collector returns a collector that has the traffic of some Services.
-func (s *Server) collector(traffic []statusapi.PortTraffic) collector {
-	c := collector{Server: s, traffic: byService(traffic)}
+func (s *Server) collector() collector {
+	c := collector{Server: s}
 	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
 	return c
+}
+
+// withTraffic adds the traffic of Services to their summaries, and returns them.
+func (s *Server) withTraffic(ctx context.Context, some []statusapi.ServiceSummary) []statusapi.ServiceSummary {
+	names := make([]types.NamespacedName, len(some))
+	for i := range some {
+		names[i] = types.NamespacedName{Namespace: some[i].Namespace, Name: some[i].Name}
+	}
+	traffic := byService(s.settings.Traffic.Of(ctx, s.rowsOf(names)))
+	for i, name := range names {
+		some[i].Traffic = traffic[name]
+	}
+	return some
+}
+
+// rowsOf returns the keys of the rows of some Services.
+func (s *Server) rowsOf(some []types.NamespacedName) (keys []proxy.PortKey) {
+	for part := range slices.Chunk(some, servicesPerLook) {
+		s.settings.Engine.Look(func(v engine.View) {
+			for _, name := range part {
+				rows, _ := v.Resolver.Rows(name)
+				for _, row := range rows {
+					keys = append(keys, row.Key)
+				}
+			}
+		})
+	}
+	return keys
 }
 
 // byService returns the sum of the traffic of each Service's ports.

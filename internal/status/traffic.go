@@ -27,21 +27,26 @@ type trafficSnapshot struct {
 	made time.Time
 }
 
-// traffic returns a page of traffic counters. Pages after the first are taken from
-// the same snapshot if possible.
+// traffic returns a page of traffic counters.
 func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
-	q := trafficQuery{r.query.Get("namespace"), r.query.Get("endpoints") == "true"}
-	snapshot := s.lastTraffic.Load()
-	if r.query.Get("continue") == "" || snapshot == nil || snapshot.trafficQuery != q || time.Since(snapshot.made) > snapshotAge {
-		snapshot = s.readTraffic(ctx, q)
-		s.lastTraffic.Store(snapshot)
-	}
+	snapshot := s.trafficSnapshot(ctx, r, trafficQuery{r.query.Get("namespace"), r.query.Get("endpoints") == "true"})
 	list := snapshot.list
 	var err error
 	if list.Items, list.Continue, err = page(r, list.Items); list.Continue == "" {
 		s.lastTraffic.CompareAndSwap(snapshot, nil)
 	}
 	return list, err
+}
+
+// trafficSnapshot returns the traffic for a request of a page. Pages after the first
+// get the same snapshot if possible.
+func (s *Server) trafficSnapshot(ctx context.Context, r *request, q trafficQuery) *trafficSnapshot {
+	snapshot := s.lastTraffic.Load()
+	if r.query.Get("continue") == "" || snapshot == nil || snapshot.trafficQuery != q || time.Since(snapshot.made) > snapshotAge {
+		snapshot = s.readTraffic(ctx, q)
+		s.lastTraffic.Store(snapshot)
+	}
+	return snapshot
 }
 
 func (s *Server) readTraffic(ctx context.Context, q trafficQuery) *trafficSnapshot {

@@ -65,7 +65,7 @@ func (b *bench) now() {
 
 // of returns the counts of one row.
 func (c *Collector) of(key proxy.PortKey) (Counts, map[netip.AddrPort]Counts, bool) {
-	all, _ := c.Rows(func(k proxy.PortKey) bool { return k == key })
+	all := c.RowsOf([]proxy.PortKey{key})
 	if len(all) == 0 {
 		return Counts{}, nil, false
 	}
@@ -481,7 +481,7 @@ func TestReadersThatGiveUp(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || m.asked != 1 || b.failed {
+		if rows, _ := b.Rows(); len(rows) != 1 || m.asked != 1 || b.failed {
 			t.Errorf("rows %+v, the mode was asked %d times, failed: %t", rows, m.asked, b.failed)
 		}
 	})
@@ -510,7 +510,7 @@ func TestReadersThatGo(t *testing.T) {
 	cancel()
 	b.Refresh(gone)
 	b.Refresh(t.Context())
-	if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || rows[0].Connections != 1 {
+	if rows, _ := b.Rows(); len(rows) != 1 || rows[0].Connections != 1 {
 		t.Errorf("%+v", rows)
 	}
 }
@@ -542,7 +542,7 @@ func TestStuckKernel(t *testing.T) {
 		close(answers)
 		synctest.Wait()
 		b.now()
-		if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || rows[0].Connections != 1 {
+		if rows, _ := b.Rows(); len(rows) != 1 || rows[0].Connections != 1 {
 			t.Errorf("%+v", rows)
 		}
 	})

@@ -22,14 +22,31 @@ type Row struct {
 	Endpoints map[netip.AddrPort]Counts // the endpoints of the row that had traffic
 }
 
-// Rows returns the counts of the last Refresh, for the rows that had traffic and that which
-// selects, in no particular order, and when they were counted.
-func (c *Collector) Rows(which func(proxy.PortKey) bool) (out []Row, counted time.Time) {
+// Rows returns the counts of the last Refresh, for all rows that had traffic, in no particular
+// order, and when they were counted.
+func (c *Collector) Rows() (out []Row, counted time.Time) {
 	c.mu.Lock()
 	all, counted := slices.Clone(c.list), c.counted
 	c.mu.Unlock()
-	all = slices.DeleteFunc(all, func(r *row) bool { return !which(r.key) })
-	c.visit(all, func(r *row) {
+	return c.read(all), counted
+}
+
+// RowsOf is like Rows for some rows, at a cost that is proportional to their number.
+func (c *Collector) RowsOf(keys []proxy.PortKey) []Row {
+	var some []*row
+	c.mu.Lock()
+	for _, key := range keys {
+		if r := c.rows[key]; r != nil {
+			some = append(some, r)
+		}
+	}
+	c.mu.Unlock()
+	return c.read(some)
+}
+
+// read returns the counts of rows.
+func (c *Collector) read(some []*row) (out []Row) {
+	c.visit(some, func(r *row) {
 		row := Row{Key: r.key, Counts: c.counts(r), Endpoints: make(map[netip.AddrPort]Counts, len(r.meters)-1)}
 		for a, m := range r.endpoints {
 			if m != nil && !m.idle() {
@@ -38,7 +55,7 @@ func (c *Collector) Rows(which func(proxy.PortKey) bool) (out []Row, counted tim
 		}
 		out = append(out, row)
 	})
-	return out, counted
+	return out
 }
 
 func (c *Collector) counts(r *row) Counts {

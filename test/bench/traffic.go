@@ -189,7 +189,7 @@ func measureDump(ctx context.Context, r *report, s *proxy.State, to netip.AddrPo
 	if err != nil {
 		return err
 	}
-	all, _ := c.Rows(func(proxy.PortKey) bool { return true })
+	all, _ := c.Rows()
 	for _, row := range all {
 		r.note(fmt.Sprintf("CPU time of one look at %d connections, for each", row.Active), fmt.Sprint((cpuTime()-cpu)/time.Duration(row.Active)))
 	}
