@@ -21,19 +21,20 @@ const (
 	saveAttempts = 3
 )
 
-// checksums are checksums of the rules of our chains, updated with everything that
-// we write. The chains of all rows have one checksum together.
+// checksums are checksums of the rules of our chains and of our jumps in built-in
+// chains, updated with everything that we write. The chains of all rows have one
+// checksum together.
 type checksums struct {
 	seed       maphash.Seed
 	sums       map[chainRef]uint64
 	unreadable map[string]bool // the tables that the programs could not list
 }
 
-// add adds n times the rules of a chain, if it is ours.
+// add adds n times those rules of a chain that are ours.
 func (c checksums) add(table, chain string, rules []string, n int) {
 	at, ours := countedAt(table, chain)
 	for _, r := range rules {
-		if ours {
+		if ours || slices.Contains(jumps[at], r) {
 			c.sums[at] += uint64(n) * maphash.Comparable(c.seed, [2]string{chain, r})
 		}
 	}

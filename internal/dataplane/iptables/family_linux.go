@@ -34,7 +34,7 @@ type family struct {
 	*changeDetector
 	// Guarded by changeDetector.mu.
 	synced             bool // uses and checksums describe what we wrote; false during a Sync
-	uses               uses // of our chains
+	uses               uses // of our chains, by our rules
 	checksums          checksums
 	foreignSeen        int  // the value of foreign when uses were last compared
 	contentsUnverified bool // another process changed something, but our chains have as many rules as before
@@ -142,9 +142,11 @@ func (f *family) record(made []*change, lines []line) (sizes []ipt.Change) {
 		switch isChain := c.ID.rule == "" && !c.ID.builtIn(); {
 		case isChain && !c.Had:
 			chains[c.ID.table]++
-		case isChain && !c.Has && !c.Old.used: // a used chain is only flushed
-			chains[c.ID.table]--
+		case isChain && !c.Has:
 			delete(f.uses, c.ID.chainRef)
+			if !c.Old.used { // a used chain is only flushed
+				chains[c.ID.table]--
+			}
 		}
 	}
 	for _, l := range lines {
@@ -167,7 +169,9 @@ func (f *family) recordObject(x id, v value, n int) {
 
 // uses is the number of rules in each of our chains plus the number of rules that
 // jump to it, like [ipt.Uses]. The chains of all rows are counted together, because
-// there may be a hundred thousand of them.
+// there may be a hundred thousand of them. The kernel also counts jumps of other
+// programs, which come and go as those like; whether one of them hides that a rule of
+// ours is gone shows when contents are verified.
 type uses map[chainRef]int
 
 // rowChains stands for the chains of all rows of a table. Watch shows it to users.
@@ -297,8 +301,12 @@ func (f *family) verify(ctx context.Context) (alone bool, err error) {
 	if missing != "" {
 		err = fmt.Errorf("verify the rules that were written: %s", missing)
 	}
-	// The kernel's count includes jumps of other programs to our chains.
-	f.uses, f.synced, f.contentsUnverified = have, err == nil, !alone
+	for p, n := range have {
+		if f.checksums.unreadable[p.table] { // It may have rules of ours that were not listed.
+			f.uses[p] = n
+		}
+	}
+	f.synced, f.contentsUnverified = err == nil, !alone
 	clear(f.rewrite)
 	return alone, err
 }

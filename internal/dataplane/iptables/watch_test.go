@@ -54,25 +54,39 @@ func hurt(t *testing.T, fake *ipttest.Fake, input string) {
 // neither our own changes nor those to other rules are.
 func TestWatch(t *testing.T) {
 	nodePortRule := `-p tcp -m comment --comment "default/svc-1:http" -m tcp --dport 1025 -j ` + externalChain + hash(plainRow(1, 1, 0).Key, "")
+	const (
+		portmap = "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ\n-A CNI-HOSTPORT-SETMARK -j KUBE-SERVICES\nCOMMIT\n"
+		mark    = "-j MARK --set-xmark 0x4000/0x4000"
+	)
 	tests := []struct {
 		name, input string
 		want        []string
+		before      string // what another process wrote before the last Sync
 	}{
-		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-SERVICES (IPv4)"}},
-		{"canary gone", "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", []string{"chains are missing: mangle KUBE-PROXY-CANARY (IPv4)"}},
-		{"shared chain flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-NODEPORTS, nat KUBE-SERVICES, nat the chains of Services (IPv4)"}},
-		{"one rule deleted", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-NODEPORTS, nat the chains of Services (IPv4)"}},
-		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat the chains of Services (IPv4)"}},
+		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-SERVICES (IPv4)"}, ""},
+		{"canary gone", "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", []string{"chains are missing: mangle KUBE-PROXY-CANARY (IPv4)"}, ""},
+		{"shared chain flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-NODEPORTS, nat KUBE-SERVICES, nat the chains of Services (IPv4)"}, ""},
+		{"one rule deleted", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat KUBE-NODEPORTS, nat the chains of Services (IPv4)"}, ""},
+		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat the chains of Services (IPv4)"}, ""},
 		{
 			"one rule replaced", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\n-A KUBE-NODEPORTS " + strings.Replace(nodePortRule, "1025", "1026", 1) + "\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat KUBE-NODEPORTS (IPv4)"},
+			[]string{"rules differ from those that were written: nat KUBE-NODEPORTS (IPv4)"}, "",
 		},
-		{"one rule added", "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n", []string{"rules differ from those that were written: nat KUBE-SERVICES (IPv4)"}},
+		{"one rule added", "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n", []string{"rules differ from those that were written: nat KUBE-SERVICES (IPv4)"}, ""},
 		{
 			"a rule added to a Service's chain", "*nat\n-I " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + " -j RETURN\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat the chains of Services (IPv4)"},
+			[]string{"rules differ from those that were written: nat the chains of Services (IPv4)"}, "",
 		},
-		{"others' rules", "*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\nCOMMIT\n", nil},
+		{"others' rules", "*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\nCOMMIT\n", nil, ""},
+		{"another's jumps to our chains", "*nat\n-F CNI-HOSTPORT-SETMARK\nCOMMIT\n", nil, portmap},
+		{
+			"our rule, beside another's jump", "*nat\n-D KUBE-MARK-MASQ " + mark + "\nCOMMIT\n",
+			[]string{"rules differ from those that were written: nat KUBE-MARK-MASQ (IPv4)"}, portmap,
+		},
+		{
+			"our jump, beside another's", "*nat\n-D PREROUTING " + jumps[chainRef{nat, "PREROUTING"}][0] + "\nCOMMIT\n",
+			[]string{"rules differ from those that were written: nat PREROUTING (IPv4)"}, portmap,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -80,6 +94,11 @@ func TestWatch(t *testing.T) {
 				d, fake := faked()
 				noticed := watched(t, d)
 				proxytest.MustSync(t, d, plainState(3))
+				if tt.before != "" {
+					hurt(t, fake, tt.before)
+					noticed()
+					proxytest.MustSync(t, d, plainState(3))
+				}
 				if got := noticed(); got != nil {
 					t.Errorf("after our own Sync: %q", got)
 				}
