@@ -155,8 +155,10 @@ type work struct {
 	changed         *proxy.Changed // the parts of it that may not be in force
 	step            *proxy.Delta   // the same parts, as the difference from what is in force
 	full, first     bool
-	found, resolved []resolve.Problem // since the last run
-	problems        int               // how many there are in total
+	held            map[proxy.PortKey]*proxy.ServicePort // rows that a full sync writes in these versions first
+	kept            map[proxy.PortKey]bool               // refused rows that keep an earlier version although the sync is full
+	found, resolved []resolve.Problem                    // since the last run
+	problems        int                                  // how many there are in total
 }
 
 // run performs one sync. The runner calls it, and retries if it returns an error.
@@ -241,6 +243,9 @@ func (e *Engine) takeWork() *work {
 		e.fullDue = time.Time{} // A foreign change that is seen from here on needs another full sync.
 	}
 	w.changed, w.step = e.table.due(w.full, w.start)
+	if w.full {
+		w.held = e.table.heldRows(e.last.Err != nil)
+	}
 	e.observer.Began(w.step)
 	return w
 }
@@ -252,7 +257,7 @@ func (e *Engine) write(ctx context.Context, w *work) (refused proxy.Refused, err
 	defer e.access.unlock()
 	switch {
 	case w.full:
-		if refused, err = e.dataplane.Sync(ctx, w.state); err != nil {
+		if refused, err = e.sync(ctx, w); err != nil {
 			err = fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
 		}
 	case !w.changed.Empty():

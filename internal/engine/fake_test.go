@@ -41,6 +41,9 @@ type fakePlane struct {
 	base   bool // what is refused is written all the same, but for something on top
 	calls  []string
 
+	partial    bool // what is refused is refused in part
+	refusesNew bool // only versions are refused that the kernel does not have
+
 	seen      chan string // what Watch reports
 	unwatched func()      // called before Watch begins, which then has missed it; nil: Watch misses nothing
 	watchErrs chan error
@@ -65,10 +68,11 @@ func (f *fakePlane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, er
 		return nil, err
 	}
 	refused := proxy.Refused{}
+	had := f.kernel.Rows
 	f.kernel = &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{}, Node: s.Node, CIDRs: s.CIDRs}
 	for k, row := range s.Rows {
-		if why, no := f.refuse[k]; no {
-			refused[k] = errors.New(why)
+		if why, no := f.refuse[k]; no && !(f.refusesNew && had[k] == row) {
+			refused[k] = f.refusal(why)
 		}
 		if refused[k] == nil || f.base {
 			f.kernel.Rows[k] = row
@@ -110,7 +114,7 @@ func (f *fakePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 	for _, k := range rows {
 		why, no := f.refuse[k]
 		if no = no && (s.Rows[k] != nil || f.kernel.Rows[k] != nil); no {
-			refused[k] = errors.New(why)
+			refused[k] = f.refusal(why)
 		}
 		switch {
 		case no && !f.base:
@@ -127,6 +131,13 @@ func (f *fakePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 		f.kernel.CIDRs = s.CIDRs
 	}
 	return refused, err
+}
+
+func (f *fakePlane) refusal(why string) error {
+	if f.partial {
+		return &proxy.PartialError{Err: errors.New(why)}
+	}
+	return errors.New(why)
 }
 
 // fail plays the next fault.

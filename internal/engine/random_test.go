@@ -20,6 +20,7 @@ func TestRandomFaults(t *testing.T) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			run(t, func(s *Settings) { s.MinSyncPeriod = 10 * ms }, func(l *lab) {
 				g := &gambler{lab: l, Rand: rand.New(rand.NewPCG(seed, 1)), services: map[string]*v1.Service{}}
+				l.plane.refusesNew = seed%2 == 0
 				if g.IntN(2) == 0 {
 					g.misfortune()
 				}

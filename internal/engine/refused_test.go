@@ -22,6 +22,16 @@ func (l *lab) refuse(name, why string) {
 	l.plane.with(func(f *fakePlane) { f.refuse[key(name)] = why })
 }
 
+// wantEndpoint checks the only endpoint that a row has in the kernel.
+func (l *lab) wantEndpoint(name, addr string) {
+	l.t.Helper()
+	l.plane.with(func(f *fakePlane) {
+		if row := f.kernel.Rows[key(name)]; row == nil || len(row.Cluster) != 1 || row.Cluster[0].Addr.String() != addr {
+			l.t.Errorf("the kernel has %v, want endpoint %s", row, addr)
+		}
+	})
+}
+
 func (l *lab) accept(name string) {
 	l.plane.with(func(f *fakePlane) { delete(f.refuse, key(name)) })
 }
@@ -117,6 +127,71 @@ func TestRefusedByALaterSyncIsAbsentToo(t *testing.T) {
 	})
 }
 
+// TestSyncKeepsTheEarlierVersion checks that a full sync does not take a row out of the
+// kernel because of its new version, be that refused before or with the sync.
+func TestSyncKeepsTheEarlierVersion(t *testing.T) {
+	for _, before := range []bool{true, false} {
+		run(t, func(s *Settings) { s.MinSyncPeriod = 10 * ms }, func(l *lab) {
+			l.started()
+			time.Sleep(10 * ms)
+			l.plane.takeCalls()
+			l.plane.refusesNew = true
+			l.refuse("web", "no such scheduler")
+			if before {
+				l.OnEndpointSliceAdd(endpoints("web", 3))
+				l.wantCalls("apply +1 -0")
+			} else {
+				l.OnEndpointSliceAdd(endpoints("api", 2)) // starts MinSyncPeriod
+				l.wantCalls("apply +1 -0")
+				l.OnEndpointSliceAdd(endpoints("web", 3))
+			}
+			l.plane.seen <- "flush"
+			time.Sleep(10 * ms)
+			l.wantCalls("sync 2", "apply +1 -0")
+			l.wantEndpoint("web", "10.244.0.1:8080")
+			if st := l.row("web"); st.InForce == nil || st.InForce.Cluster[0].Addr.String() != "10.244.0.1:8080" || st.Refused == "" {
+				t.Errorf("refused before: %t, web is %+v; want it refused, and in force as it was", before, st)
+			}
+			l.accept("web")
+			time.Sleep(retryMax)
+			l.wantRows()
+			l.wantRefused()
+		})
+	}
+}
+
+// TestSyncGivesAwayTheFrontend lets a row get the address that the earlier version of a
+// refused row has: the refused row is taken out.
+func TestSyncGivesAwayTheFrontend(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "busy")
+		l.OnServiceUpdate(service("web", 2), service("web", 9))
+		l.wantCalls("apply +1 -0")
+		l.plane.with(func(f *fakePlane) { f.faults = []fault{halfWay} }) // as modes do that find the address in use
+		l.OnServiceAdd(service("new", 2))
+		l.wantCalls("apply +1 -0")
+		time.Sleep(100 * ms)
+		l.wantCalls("sync 3")
+		l.wantRows(key("web"))
+	})
+}
+
+// TestPartsOfARefusedRow checks that a row of which the kernel has parts is synced in its
+// wanted version.
+func TestPartsOfARefusedRow(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.plane.partial = true
+		l.refuse("web", "one endpoint is missing")
+		l.OnEndpointSliceAdd(endpoints("web", 3, 4))
+		l.wantCalls("apply +1 -0")
+		l.plane.seen <- "flush"
+		l.wantCalls("sync 2")
+		l.wantLog("one endpoint is missing", 1)
+	})
+}
+
 func TestRefusedRemovalStaysInTheKernel(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -150,6 +225,7 @@ func TestNewRowRefusedAndDeletedIsForgotten(t *testing.T) {
 
 func TestRefusedRowInAFailedStep(t *testing.T) {
 	run(t, nil, func(l *lab) {
+		l.plane.refusesNew = true
 		l.started()
 		l.refuse("web", "set is full")
 		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
@@ -163,8 +239,8 @@ func TestRefusedRowInAFailedStep(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		l.wantCalls("apply +1 -0") // Half way.
 		time.Sleep(200 * ms)
-		l.wantCalls("sync 2") // Refused, and so absent.
-		l.wantRows(key("web"))
+		l.wantCalls("sync 2", "apply +1 -0") // Refused again, so it keeps its first version.
+		l.wantEndpoint("web", "10.244.0.1:8080")
 		l.accept("web")
 		time.Sleep(retryMax)
 		l.wantCalls("apply +1 -0")

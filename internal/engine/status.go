@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -18,7 +19,8 @@ type RowStatus struct {
 	Refused string             // why the kernel refused the wanted version; empty if it did not
 	NextTry time.Time          // when a refused row is retried; zero means with the next sync
 
-	wait time.Duration // the back-off before NextTry
+	wait    time.Duration // the back-off before NextTry
+	partial bool          // the kernel has parts of the refused version
 }
 
 // table has the status of every row. A row that is not dirty is in force as wanted,
@@ -140,7 +142,7 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 		if r == nil {
 			r = t.mark(k, t.want.Rows[k], now)
 		}
-		if w.full && r.InForce != nil {
+		if w.full && r.InForce != nil && !w.kept[k] {
 			done.Removes = append(done.Removes, r.InForce)
 			r.InForce, r.Since = nil, time.Time{}
 		}
@@ -148,6 +150,7 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 			r.Refused = reason
 			changes = append(changes, *r)
 		}
+		_, r.partial = errors.AsType[*proxy.PartialError](err)
 		r.wait = runner.Backoff(r.wait, retryMin, retryMax)
 		r.NextTry = now.Add(r.wait)
 	}

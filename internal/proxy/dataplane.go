@@ -42,9 +42,17 @@ func (c *Changed) Empty() bool {
 
 // Refused has the rows that the kernel or the mode refused, and why. They stay dirty
 // and are retried later; everything else is in force. After Sync a refused row counts as
-// absent, after Apply as being in force in its earlier version; in a mode without
-// transactions the kernel may have parts of it.
+// absent, after Apply as being in force in its earlier version, unless the error is a
+// PartialError.
 type Refused map[PortKey]error
+
+// PartialError is the error of a refused row of which the kernel has, of the wanted
+// version, what it did not refuse.
+type PartialError struct{ Err error }
+
+func (e *PartialError) Error() string { return e.Err.Error() }
+
+func (e *PartialError) Unwrap() error { return e.Err }
 
 // ErrNeedSync is wrapped by an error of Apply if the kernel is not in the state that
 // the dataplane assumes, so that the caller must call Sync next. After any other

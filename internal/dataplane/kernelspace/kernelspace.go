@@ -3,7 +3,6 @@ package kernelspace
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -65,8 +64,16 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(refused, d.op.refused)
+	d.addRefused(refused)
 	return refused, nil
+}
+
+// addRefused adds the rows that lack an object, or that HNS cannot serve in full. HNS has
+// the rest of them.
+func (d *Dataplane) addRefused(to proxy.Refused) {
+	for key, err := range d.op.refused {
+		to[key] = &proxy.PartialError{Err: err}
+	}
 }
 
 // readState reads what HNS supports and has.
@@ -99,6 +106,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		d.differ.Forget()
 		return nil, err
 	}
-	maps.Copy(refused, d.op.refused)
+	d.addRefused(refused)
 	return refused, nil
 }

@@ -251,7 +251,7 @@ func TestPodComesLate(t *testing.T) {
 	n.sync(t, s)
 	for range 2 {
 		refused := n.apply(t, s, service(1, "10.1.0.1:80", "10.0.0.1:80", "10.1.0.2:80"))
-		if len(refused) != 1 || !strings.Contains(refused[service(1).Key].Error(), "no HNS endpoint: 10.0.0.1 on network pods") {
+		if why, ok := errors.AsType[*proxy.PartialError](refused[service(1).Key]); len(refused) != 1 || !ok || !strings.Contains(why.Error(), "no HNS endpoint: 10.0.0.1 on network pods") {
 			t.Errorf("refused %v", refused)
 		}
 		n.shows(t, "10.96.0.1:80 protocol 6 to [10.1.0.1 10.1.0.2]")
