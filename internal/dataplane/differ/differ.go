@@ -230,9 +230,9 @@ func (d *Differ[ID, V]) renderHealthCheck(h *proxy.HealthCheck, put func(ID, V))
 }
 
 // renderRow renders the difference between two versions of a row, unless the row is
-// refused already.
+// refused already, or both versions are absent: a row that was refused may be removed.
 func (d *Differ[ID, V]) renderRow(c *Changes[ID, V], key proxy.PortKey, old, cur Row, refused proxy.Refused) {
-	if refused[key] != nil {
+	if refused[key] != nil || old.ServicePort == nil && cur.ServicePort == nil {
 		return
 	}
 	c.owner = &key

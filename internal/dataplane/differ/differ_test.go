@@ -215,6 +215,22 @@ func TestRefusedRowsStayOnTheirNode(t *testing.T) {
 	}
 }
 
+// TestRefusedRowIsRemoved removes a row of which the kernel has nothing.
+func TestRefusedRowIsRemoved(t *testing.T) {
+	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+	d := New(k.mode())
+	s := proxy.NewState()
+	s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Affinity: 1} // the mode refuses it
+	if refused, err := d.Sync(t.Context(), s); err != nil || refused[key(0)] == nil {
+		t.Fatalf("refused %v, error %v; want the row refused", refused, err)
+	}
+	k.writes = 0
+	refused, err := d.Apply(t.Context(), proxy.NewState(), &proxy.Changed{Rows: []proxy.PortKey{key(0)}})
+	if err != nil || len(refused) > 0 || k.writes > 0 {
+		t.Errorf("refused %v, %d writes, error %v; want nothing to happen", refused, k.writes, err)
+	}
+}
+
 // TestFrontendsOfRefusedRows has a row get a frontend that a refused row still has. Apply must
 // ask for a Sync: the kernel would not refuse it, because the refused row is rewritten for the
 // new node.

@@ -101,7 +101,10 @@ func (k *kernel) row(old, cur Row, out *Changes[string, string]) error {
 			to(door+f.Addr.String(), strings.Join(append(lists, class), ",")+" in "+r.Node.Zone)
 		}
 	}
-	if cur.ServicePort != nil && cur.Affinity > 0 {
+	switch {
+	case old.ServicePort == nil && cur.ServicePort == nil:
+		panic("rendered without a row")
+	case cur.ServicePort != nil && cur.Affinity > 0:
 		return errRefused
 	}
 	put(old, out.Remove)

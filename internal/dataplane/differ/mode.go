@@ -15,7 +15,7 @@ type Mode[ID comparable, V any] struct {
 	Constant func(want *proxy.State, add func(ID, V))
 
 	// Row renders the difference between two versions of a row: what cur no longer
-	// needs and what it needs. Either version may be absent. An error refuses the row.
+	// needs and what it needs. One of them may be absent. An error refuses the row.
 	Row func(old, cur Row, out *Changes[ID, V]) error
 
 	// HealthCheck renders the objects that admit health checks of load balancers.
