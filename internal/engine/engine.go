@@ -283,6 +283,7 @@ func (e *Engine) scheduleNextRun(w *work) {
 		}
 	}
 	atLatest(e.fullDue)
+	atLatest(e.table.leftovers.NextTry)
 	for _, r := range e.table.dirty {
 		atLatest(r.NextTry)
 	}

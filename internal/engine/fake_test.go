@@ -41,8 +41,9 @@ type fakePlane struct {
 	base   bool // what is refused is written all the same, but for something on top
 	calls  []string
 
-	partial    bool // what is refused is refused in part
-	refusesNew bool // only versions are refused that the kernel does not have
+	partial    bool   // what is refused is refused in part
+	refusesNew bool   // only versions are refused that the kernel does not have
+	leftovers  string // why what belongs to no row is not removed; empty if it is
 
 	seen      chan string // what Watch reports
 	unwatched func()      // called before Watch begins, which then has missed it; nil: Watch misses nothing
@@ -79,6 +80,7 @@ func (f *fakePlane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, er
 		}
 	}
 	f.broken = false
+	f.refuseLeftovers(refused)
 	return refused, nil
 }
 
@@ -91,7 +93,11 @@ func (f *fakePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 			wanted++
 		}
 	}
-	f.calls = append(f.calls, fmt.Sprintf("apply +%d -%d", wanted, len(c.Rows)-wanted))
+	call := fmt.Sprintf("apply +%d -%d", wanted, len(c.Rows)-wanted)
+	if c.Leftovers {
+		call += " leftovers"
+	}
+	f.calls = append(f.calls, call)
 	if c.Empty() {
 		f.t.Error("Apply was called for nothing")
 	}
@@ -127,10 +133,19 @@ func (f *fakePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 	if c.Node {
 		f.kernel.Node = s.Node
 	}
+	if c.Leftovers {
+		f.refuseLeftovers(refused)
+	}
 	if c.CIDRs {
 		f.kernel.CIDRs = s.CIDRs
 	}
 	return refused, err
+}
+
+func (f *fakePlane) refuseLeftovers(refused proxy.Refused) {
+	if f.leftovers != "" {
+		refused[proxy.PortKey{}] = f.refusal(f.leftovers)
+	}
 }
 
 func (f *fakePlane) refusal(why string) error {

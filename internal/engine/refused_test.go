@@ -192,6 +192,35 @@ func TestPartsOfARefusedRow(t *testing.T) {
 	})
 }
 
+// TestLeftoversAreRetried refuses the removal of objects that belong to no row.
+func TestLeftoversAreRetried(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.plane.leftovers = "load balancer is busy"
+		l.start()
+		l.wantCalls("sync 2")
+		l.wantRows()
+		l.wantRefused()
+		l.wantLog("Kernel refuses to remove what no service port needs", 1)
+		l.wantLog("load balancer is busy", 1)
+		time.Sleep(100 * ms)
+		l.wantCalls("apply +0 -0 leftovers")
+		l.OnEndpointSliceAdd(endpoints("web", 2))
+		l.wantCalls("apply +1 -0") // Leftovers are not due.
+		time.Sleep(200 * ms)
+		l.wantCalls("apply +0 -0 leftovers")
+		time.Sleep(time.Hour / 2)
+		if n := len(l.plane.takeCalls()); n < 50 || n > 80 {
+			t.Errorf("%d retries in half an hour, want one each 30 s", n)
+		}
+		l.plane.with(func(f *fakePlane) { f.leftovers = "" })
+		time.Sleep(retryMax)
+		l.wantCalls("apply +0 -0 leftovers")
+		l.wantLog("What no service port needs is removed", 1)
+		time.Sleep(time.Hour / 2)
+		l.wantCalls()
+	})
+}
+
 func TestRefusedRemovalStaysInTheKernel(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()

@@ -92,6 +92,10 @@ func (l objectLog) refusals(ctx context.Context, w *work, rows []RowStatus) {
 	l.report(ctx, func(line func() klog.Logger) {
 		for _, r := range rows {
 			switch {
+			case r.Key == (proxy.PortKey{}) && r.Refused != "":
+				line().Info("Kernel refuses to remove what no service port needs, removing it is retried", "reason", r.Refused)
+			case r.Key == (proxy.PortKey{}):
+				line().Info("What no service port needs is removed")
 			case r.Refused != "":
 				line().Info("Kernel refuses service port, other service ports are not affected", "servicePort", r.Key, "reason", r.Refused)
 			case w.state.Rows[r.Key] != nil: // a row that was removed is not logged as accepted

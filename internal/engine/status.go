@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -31,6 +32,8 @@ type table struct {
 	since map[*proxy.ServicePort]time.Time // when the rows in force were written
 
 	changes changes // the last changes in the kernel
+
+	leftovers RowStatus // of objects that belong to no row and that the kernel refuses to remove; zero if there are none
 
 	dirtyChecks map[proxy.HealthCheckKey]*proxy.HealthCheck // the versions in force
 	dirtyNode   bool
@@ -87,6 +90,7 @@ func (t *table) due(all bool, now time.Time) (*proxy.Changed, *proxy.Delta) {
 		}
 	}
 	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
+	c.Leftovers = t.leftovers.Refused != "" && (all || !now.Before(t.leftovers.NextTry))
 	step := t.step(c.Rows)
 	for _, h := range step.HealthChecks {
 		if h.ChangesPort() {
@@ -125,18 +129,18 @@ func (t *table) step(rows []proxy.PortKey) *proxy.Delta {
 
 // recordSync records that the work is in force, except for the refused rows. It
 // returns what changed in the kernel, and the rows that it began or ceased to refuse
-// or refuses for another reason.
+// or refuses for another reason; with the zero key, objects that belong to no row.
 func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []RowStatus) {
+	changes := t.recordLeftovers(w, refused[proxy.PortKey{}], now)
 	maps.DeleteFunc(refused, func(k proxy.PortKey, _ error) bool {
 		// A row that is not wanted does not exist after Sync, and Apply was not
-		// asked for it unless it is dirty.
+		// asked for it unless it is dirty. The zero key is no row.
 		return t.want.Rows[k] == nil && (w.full || t.dirty[k] == nil)
 	})
 	done := w.step
 	if len(refused) > 0 {
 		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
-	var changes []RowStatus
 	for _, k := range slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys) {
 		err, r := refused[k], t.dirty[k]
 		if r == nil {
@@ -146,13 +150,9 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 			done.Removes = append(done.Removes, r.InForce)
 			r.InForce, r.Since = nil, time.Time{}
 		}
-		if reason := err.Error(); reason != r.Refused {
-			r.Refused = reason
+		if r.refuse(err, now) {
 			changes = append(changes, *r)
 		}
-		_, r.partial = errors.AsType[*proxy.PartialError](err)
-		r.wait = runner.Backoff(r.wait, retryMin, retryMax)
-		r.NextTry = now.Add(r.wait)
 	}
 	t.changes.record(done, now, t.dirty)
 	for _, k := range w.changed.Rows {
@@ -175,6 +175,36 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 	}
 	slices.SortFunc(changes, compareRows)
 	return done, changes
+}
+
+// recordLeftovers records whether the kernel refuses to remove objects that belong to no
+// row. It returns the status if the reason changed.
+func (t *table) recordLeftovers(w *work, err error, now time.Time) []RowStatus {
+	was := t.leftovers
+	switch {
+	case !w.full && !w.changed.Leftovers:
+		return nil
+	case err == nil:
+		t.leftovers = RowStatus{}
+	default:
+		t.leftovers.Pending = cmp.Or(was.Pending, now)
+		t.leftovers.refuse(err, now)
+	}
+	if t.leftovers.Refused == was.Refused {
+		return nil
+	}
+	return []RowStatus{t.leftovers}
+}
+
+// refuse records that a row was refused. It reports whether the reason is another one than
+// before.
+func (r *RowStatus) refuse(err error, now time.Time) bool {
+	was := r.Refused
+	r.Refused = err.Error()
+	_, r.partial = errors.AsType[*proxy.PartialError](err)
+	r.wait = runner.Backoff(r.wait, retryMin, retryMax)
+	r.NextTry = now.Add(r.wait)
+	return r.Refused != was
 }
 
 func compareRows(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) }

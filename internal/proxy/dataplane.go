@@ -34,16 +34,18 @@ type Changed struct {
 	Rows         []PortKey
 	HealthChecks []HealthCheckKey
 	Node, CIDRs  bool
+	Leftovers    bool // objects of no row that the kernel refused to remove; see Refused
 }
 
 func (c *Changed) Empty() bool {
-	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs
+	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs && !c.Leftovers
 }
 
 // Refused has the rows that the kernel or the mode refused, and why. They stay dirty
 // and are retried later; everything else is in force. After Sync a refused row counts as
 // absent, after Apply as being in force in its earlier version, unless the error is a
-// PartialError.
+// PartialError. The zero key stands for objects that belong to no row, and which Sync, or
+// Apply with Changed.Leftovers, could not remove.
 type Refused map[PortKey]error
 
 // PartialError is the error of a refused row of which the kernel has, of the wanted

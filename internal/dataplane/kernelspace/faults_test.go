@@ -88,7 +88,11 @@ func TestCallsFail(t *testing.T) {
 			if full {
 				refused, err = n.Sync(t.Context(), s)
 			} else {
-				refused, err = n.Apply(t.Context(), s, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(dirty), proxy.ComparePortKeys)})
+				c := &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(dirty), proxy.ComparePortKeys)}
+				if _, c.Leftovers = dirty[proxy.PortKey{}]; c.Leftovers {
+					c.Rows = c.Rows[1:] // the zero key is no row
+				}
+				refused, err = n.Apply(t.Context(), s, c)
 			}
 			if err != nil {
 				failures++

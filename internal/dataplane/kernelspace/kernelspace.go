@@ -69,7 +69,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 }
 
 // addRefused adds the rows that lack an object, or that HNS cannot serve in full. HNS has
-// the rest of them.
+// the rest of them. The zero key stands for load balancers that HNS does not delete.
 func (d *Dataplane) addRefused(to proxy.Refused) {
 	for key, err := range d.op.refused {
 		to[key] = &proxy.PartialError{Err: err}
@@ -100,7 +100,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	d.beginOperation()
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err == nil {
-		err = d.retry(ctx, changed.Rows)
+		err = d.retry(ctx, changed)
 	}
 	if err != nil {
 		d.differ.Forget()

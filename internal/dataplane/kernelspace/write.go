@@ -81,11 +81,13 @@ func (d *Dataplane) write(ctx context.Context, all []*change) error {
 }
 
 // retry makes the changes again that were set aside for some rows, and those of the endpoints that
-// they need. Changes of no row, which remove what a Sync could not, are always made again.
-func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
+// they need. With leftovers, it also makes those of no row again, which remove what a Sync could
+// not.
+func (d *Dataplane) retry(ctx context.Context, changed *proxy.Changed) error {
 	var again []*change
 	for x, c := range d.setAside {
-		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due && rowOf(c) != (proxy.PortKey{}) || d.op.tried[x] {
+		_, due := slices.BinarySearchFunc(changed.Rows, rowOf(c), proxy.ComparePortKeys)
+		if due = due || changed.Leftovers && rowOf(c) == (proxy.PortKey{}); !due || d.op.tried[x] {
 			continue
 		}
 		for _, e := range d.requiredEndpoints(x, c.New) {
