@@ -182,8 +182,8 @@ func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*prox
 func (t *table) recordLeftovers(w *work, err error, now time.Time) []RowStatus {
 	was := t.leftovers
 	switch {
-	case !w.full && !w.changed.Leftovers:
-		return nil
+	case err == nil && !w.full && !w.changed.Leftovers:
+		return nil // it was not tried
 	case err == nil:
 		t.leftovers = RowStatus{}
 	default:

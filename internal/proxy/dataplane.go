@@ -44,8 +44,8 @@ func (c *Changed) Empty() bool {
 // Refused has the rows that the kernel or the mode refused, and why. They stay dirty
 // and are retried later; everything else is in force. After Sync a refused row counts as
 // absent, after Apply as being in force in its earlier version, unless the error is a
-// PartialError. The zero key stands for objects that belong to no row, and which Sync, or
-// Apply with Changed.Leftovers, could not remove.
+// PartialError. The zero key stands for objects that belong to no row and could not be
+// removed; Apply tries again with Changed.Leftovers.
 type Refused map[PortKey]error
 
 // PartialError is the error of a refused row of which the kernel has, of the wanted

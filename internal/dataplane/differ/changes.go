@@ -18,6 +18,15 @@ type Change[ID comparable, V any] struct {
 	order Order
 }
 
+// Row returns the row that wants the object, or decides about it if it is contested. It is
+// the zero key if no single row does.
+func (c *Change[ID, V]) Row() proxy.PortKey {
+	if c.owner == nil {
+		return proxy.PortKey{}
+	}
+	return *c.owner
+}
+
 // Order is when a change is written. Changes of a lower rank are written before
 // those of a higher one. Changes of the same rank and the same group are never
 // split into different parts, unless the group is empty.
@@ -38,6 +47,9 @@ type Changes[ID comparable, V any] struct {
 
 	uses    map[ID]*use[V] // of shared objects
 	newUses []ID           // those of uses that addShared has not seen
+
+	claims    map[ID]map[proxy.PortKey]*V // of contested objects by rows that are rendered; nil if a row wants it no longer
+	contested map[ID]claims[V]            // by all rows, after this step
 }
 
 // use is by how many rows the use of a shared object grows or shrinks.
@@ -48,28 +60,35 @@ type use[V any] struct {
 }
 
 func newChanges[ID comparable, V any](m *Mode[ID, V]) *Changes[ID, V] {
-	return &Changes[ID, V]{mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{}}
+	return &Changes[ID, V]{mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{},
+		claims: map[ID]map[proxy.PortKey]*V{}, contested: map[ID]claims[V]{}}
 }
 
 // Add records that the row being rendered wants an object.
 func (c *Changes[ID, V]) Add(id ID, v V) {
-	if c.mode.Sharing(id) == Unshared {
+	switch c.mode.Sharing(id) {
+	case Unshared:
 		c.setNew(id, v)
-		return
-	}
-	u := c.use(id, v)
-	u.delta++
-	if c.owner != nil {
-		u.rows = append(u.rows, c.owner)
+	case Contested:
+		c.claim(id, &v)
+	default:
+		u := c.use(id, v)
+		u.delta++
+		if c.owner != nil {
+			u.rows = append(u.rows, c.owner)
+		}
 	}
 }
 
 // Remove records that the earlier version of the row being rendered wanted an
 // object. If Add is called with the same ID, the object stays or changes.
 func (c *Changes[ID, V]) Remove(id ID, v V) {
-	if c.mode.Sharing(id) == Unshared {
+	switch c.mode.Sharing(id) {
+	case Unshared:
 		c.setOld(id, v)
-	} else {
+	case Contested:
+		c.claim(id, nil)
+	default:
 		c.use(id, v).delta--
 	}
 }
@@ -196,6 +215,13 @@ func (c *Changes[ID, V]) dropBelow(rank int) {
 func (c *Changes[ID, V]) owners(x *Change[ID, V]) []*proxy.PortKey {
 	if u := c.uses[x.ID]; u != nil {
 		return u.rows
+	}
+	if all := c.contested[x.ID]; all != nil {
+		var rows []*proxy.PortKey
+		for _, key := range slices.SortedFunc(maps.Keys(all), proxy.ComparePortKeys) {
+			rows = append(rows, &key)
+		}
+		return rows
 	}
 	if x.owner == nil {
 		return nil

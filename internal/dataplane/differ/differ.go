@@ -26,6 +26,7 @@ type Differ[ID comparable, V any] struct {
 	constant map[ID]V
 	refs     map[ID]int     // how many rows want each shared object that is in the kernel
 	idle     map[ID]idle[V] // the objects of refs that no row wants
+	claims   map[ID]claims[V]
 
 	syncOrder func(*proxy.State) iter.Seq[proxy.PortKey] // the order in which a Sync renders rows
 
@@ -80,6 +81,9 @@ func (d *Differ[ID, V]) Objects(key proxy.PortKey, each func(ID, V)) (Row, error
 	for id, u := range c.uses {
 		each(id, u.value)
 	}
+	for id := range c.claims {
+		each(id, d.claims[id][d.claims[id].first()])
+	}
 	return r, nil
 }
 
@@ -118,6 +122,7 @@ func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *p
 		c.done(err == nil)
 		if err == nil {
 			d.recordApplied(c, want, changed, refused)
+			d.recordContested(c, refused)
 			if constant != nil {
 				d.constant = constant
 			}
@@ -176,6 +181,7 @@ func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *pr
 		d.renderHealthCheck(want.HealthChecks[key], c.Add)
 	}
 	c.addShared(d.refs)
+	c.addContested(d.claims)
 	return constant
 }
 
@@ -384,7 +390,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 		return err
 	}
 	constant := d.renderConstant(c, want)
-	d.refs, d.idle = map[ID]int{}, map[ID]idle[V]{}
+	d.refs, d.idle, d.claims = map[ID]int{}, map[ID]idle[V]{}, map[ID]claims[V]{}
 	rows := make(map[proxy.PortKey]Row, len(want.Rows))
 	for key := range d.syncOrder(want) {
 		r := Row{want.Rows[key], want.Node}
@@ -406,6 +412,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 		d.renderHealthCheck(h, c.Add)
 	}
 	c.addShared(d.refs)
+	c.addContested(d.claims)
 	if d.rewritten = (proxy.Rewritten{}); !empty {
 		d.rewritten = c.rewritten()
 	}
@@ -415,6 +422,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 	for id, u := range c.uses {
 		d.recordUse(id, u)
 	}
+	d.recordContested(c, refused)
 	d.outdated = map[proxy.PortKey]bool{}
 	d.rows, d.checks, d.node, d.constant = rows, map[proxy.HealthCheckKey]*proxy.HealthCheck{}, want.Node, constant
 	maps.Copy(d.checks, want.HealthChecks)

@@ -3,6 +3,7 @@ package differ
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -352,6 +353,72 @@ func TestIdleObjects(t *testing.T) {
 			t.Errorf("%d objects two minutes later; want no more than MaxIdle idle ones", got)
 		}
 	})
+}
+
+// TestContestedObjects makes random rows want different values of two objects. After each step the
+// objects are as a Sync makes them, as the first row wants them, and the other rows are reported.
+func TestContestedObjects(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		k := &kernel{objects: map[string]string{}, limit: []int{1, 1 << 20}[r.IntN(2)]}
+		d, s := New(k.mode()), proxy.NewState()
+		if _, err := d.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			c := &proxy.Changed{}
+			for i := range 5 {
+				row := &proxy.ServicePort{Key: key(i), HealthCheckPort: uint16(r.IntN(3))}
+				row.Key.Namespace = fmt.Sprint("ns-", i%2)
+				switch r.IntN(4) {
+				case 0:
+					s.Rows[row.Key] = row
+				case 1:
+					delete(s.Rows, row.Key)
+				}
+				c.Rows = append(c.Rows, row.Key)
+			}
+			slices.SortFunc(c.Rows, proxy.ComparePortKeys)
+			refused, err := d.Apply(t.Context(), s, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wants := map[string]uint16{}
+			for _, row := range c.Rows {
+				port := uint16(0)
+				if sp := s.Rows[row]; sp != nil {
+					port = sp.HealthCheckPort
+				}
+				if id := flag + row.Namespace; port > 0 && wants[id] == 0 {
+					wants[id] = port
+				}
+				_, partial := errors.AsType[*proxy.PartialError](refused[row])
+				if other := port > 0 && port != wants[flag+row.Namespace]; other != partial {
+					t.Fatalf("seed %d: %v of %v: %v; want an error: %t", seed, row, s.Rows[row], refused[row], other)
+				}
+			}
+			for _, ns := range []string{"ns-0", "ns-1"} {
+				id := flag + ns
+				if have, want := k.objects[id], wants[id]; have != "" && have != fmt.Sprint(want) || (have == "") != (want == 0) {
+					t.Fatalf("seed %d: %s is %q, want %d", seed, id, have, want)
+				}
+			}
+			if r.IntN(5) == 0 {
+				written := 0
+				k.fail = func(c *Change[string, string]) error {
+					if strings.HasPrefix(c.ID, flag) {
+						written++
+					}
+					return nil
+				}
+				again, err := d.Sync(t.Context(), s)
+				if err != nil || written > 0 || len(again) != len(refused) {
+					t.Fatalf("seed %d: a Sync writes %d contested objects, and refuses %v after %v, error %v", seed, written, again, refused, err)
+				}
+				k.fail = nil
+			}
+		}
+	}
 }
 
 // TestRewritten checks that Rewritten has the objects that a Sync repaired and their rows, but

@@ -36,6 +36,7 @@ const (
 	door   = "door "   // of a row: refers to lists
 	list   = "list "   // shared
 	chosen = "chosen " // shared, lingers
+	flag   = "flag "   // contested
 	gate   = "gate"    // constant, puts all doors into effect
 	check  = "check "
 )
@@ -56,6 +57,8 @@ func (k *kernel) mode() Mode[string, string] {
 				return Shared
 			case strings.HasPrefix(id, chosen):
 				return Lingers
+			case strings.HasPrefix(id, flag):
+				return Contested
 			default:
 				return Unshared
 			}
@@ -95,6 +98,9 @@ func (k *kernel) row(old, cur Row, out *Changes[string, string]) error {
 			lists = append(lists, list+e.Addr.String())
 			to(list+e.Addr.String(), "")
 		}
+		if r.HealthCheckPort > 0 {
+			to(flag+r.Key.Namespace, fmt.Sprint(r.HealthCheckPort))
+		}
 		class := fmt.Sprint(chosen, len(r.Cluster))
 		to(class, "")
 		for _, f := range r.Frontends {
@@ -113,7 +119,7 @@ func (k *kernel) row(old, cur Row, out *Changes[string, string]) error {
 }
 
 func order(_ *Changes[string, string], c *Change[string, string]) Order {
-	rank := map[string]int{"base": 0, list: 1, chosen: 1, door: 2, check: 2, gate: 10}
+	rank := map[string]int{"base": 0, list: 1, chosen: 1, door: 2, check: 2, flag: 2, gate: 10}
 	for prefix, r := range rank {
 		if strings.HasPrefix(c.ID, prefix) {
 			if !c.Has {

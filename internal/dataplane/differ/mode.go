@@ -81,9 +81,10 @@ type Row struct {
 type Sharing uint8
 
 const (
-	Unshared Sharing = iota // at most one row wants it
-	Shared                  // it is removed with the last row that wants it
-	Lingers                 // it is kept for a while; see Mode.MaxIdle
+	Unshared  Sharing = iota // at most one row wants it
+	Shared                   // it is removed with the last row that wants it; its value follows from its ID
+	Lingers                  // the same, but it is kept for a while; see Mode.MaxIdle
+	Contested                // it is removed with the last row that wants it; rows may want different values, and the first row decides
 )
 
 // Refusal is the error of a Write of which nothing took effect because the kernel

@@ -677,6 +677,47 @@ func TestPreserveDestination(t *testing.T) {
 	}
 }
 
+// TestSharedHealthCheck lets two Services with the same load-balancer address disagree about the
+// flags of what answers health checks there. The first one decides, after any history.
+func TestSharedHealthCheck(t *testing.T) {
+	plain, preserving := with(service(1, "10.0.0.1:80"), 1), with(service(2, "10.0.0.1:80"), 1)
+	preserving.External, preserving.PreserveDestination = proxy.ScopeLocal, true
+	for i := range preserving.Frontends { // the same addresses at another port
+		f := &preserving.Frontends[i].Addr
+		*f = netip.AddrPortFrom(f.Addr(), f.Port()+1)
+	}
+	ordinary := *preserving
+	ordinary.PreserveDestination = false
+	const check = "1.0.0.1:10256 protocol 6 to [192.168.0.2] port 10256 "
+	n, s := newChecked(t, bridge), stateOf(preserving)
+	n.sync(t, s)
+	n.shows(t, check+"[UseMux PreserveDIP]")
+	for _, tt := range []struct {
+		rows    []*proxy.ServicePort // the first one changes
+		flags   string
+		refused int
+	}{
+		{[]*proxy.ServicePort{&ordinary}, "[]", 0},
+		{[]*proxy.ServicePort{preserving}, "[UseMux PreserveDIP]", 0},
+		{[]*proxy.ServicePort{plain, preserving}, "[]", 1},
+		{[]*proxy.ServicePort{preserving}, "[UseMux PreserveDIP]", 0},
+	} {
+		changed := &proxy.Changed{Rows: []proxy.PortKey{plain.Key, preserving.Key}}
+		s = stateOf(tt.rows...)
+		for _, full := range []bool{false, true} {
+			refused, err := n.Apply(t.Context(), s, changed)
+			if full {
+				refused, err = n.Sync(t.Context(), s)
+			}
+			if err != nil || len(refused) != tt.refused {
+				t.Errorf("refused %v, error %v; want %d", refused, err, tt.refused)
+			}
+			n.shows(t, check+tt.flags)
+		}
+		n.wantFresh(t, s)
+	}
+}
+
 // TestNodeChanges makes a node accept NodePorts, and changes its address.
 func TestNodeChanges(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})

@@ -28,7 +28,7 @@ type value struct {
 	to     []proxy.Endpoint // sorted
 	port   uint16           // of the endpoints
 	flags  hns.Flags
-	row    proxy.PortKey // the row that wants it
+	row    proxy.PortKey // the row that wants it, if no others may
 	listed bool          // HNS has it, and the rest of the value is not known
 }
 
@@ -79,7 +79,7 @@ func (d *Dataplane) render(r differ.Row, put func(id, value)) error {
 		port := cmp.Or(sp.HealthCheckPort, d.options.HealthzPort)
 		if f.Kind == proxy.LoadBalancer && d.options.ForwardHealthCheckVIP && port != 0 {
 			x.protocol, x.port, x.check = proxy.TCP, port, true
-			put(x, value{port: port, flags: v.flags & (hns.UseMux | hns.PreserveDIP), row: sp.Key})
+			put(x, value{port: port, flags: v.flags & (hns.UseMux | hns.PreserveDIP)})
 		}
 	}
 	if len(otherPorts) > 0 {

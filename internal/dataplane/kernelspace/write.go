@@ -38,13 +38,17 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 	}
 }
 
-// sharing returns whether rows share an object: they share endpoints, and the rows of a Service its
-// health check.
+// sharing returns whether rows share an object: they share endpoints, and those with the same
+// load-balancer address what answers health checks there.
 func sharing(x id) differ.Sharing {
-	if x.protocol == 0 || x.check {
+	switch {
+	case x.check:
+		return differ.Contested
+	case x.protocol == 0:
 		return differ.Shared
+	default:
+		return differ.Unshared
 	}
-	return differ.Unshared
 }
 
 // byRank orders changes: strays are deleted first, because other objects take their place; then
@@ -101,7 +105,7 @@ func (d *Dataplane) retry(ctx context.Context, changed *proxy.Changed) error {
 	return d.write(ctx, again)
 }
 
-func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
+func rowOf(c change) proxy.PortKey { return cmp.Or(c.Row(), c.Old.row) }
 
 // applyOrSetAside makes one change, or sets it aside if it is of a load balancer and HNS refuses
 // it. An error means that HNS does not answer, or that its objects are not what we believe.
