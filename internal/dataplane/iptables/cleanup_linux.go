@@ -46,33 +46,34 @@ func traces(ctx context.Context, except ipt.Variant) (all localnet.Traces, err e
 
 // hostTables gives access to the tables of a host. Tests replace it.
 type hostTables struct {
-	open    func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error)
+	open    func(context.Context, ipt.Family) (ipt.Interface, error) // the programs of the legacy variant
 	uses    func(ipt.Family, ipt.Variant) (ipt.Uses, error)
 	sysctls sysctl.Interface
 }
 
 // realHost returns the tables of the calling thread's network namespace.
 func realHost() *hostTables {
-	open := func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
-		if v == ipt.Legacy {
-			if err := ipt.LegacyPermission(); err != nil {
-				return nil, err
-			}
+	open := func(ctx context.Context, f ipt.Family) (ipt.Interface, error) {
+		if err := ipt.LegacyPermission(); err != nil {
+			return nil, err
 		}
-		return ipt.Open(ctx, f, v)
+		return ipt.Open(ctx, f, ipt.Legacy)
 	}
 	return &hostTables{open: open, uses: ipt.CountUses, sysctls: sysctl.Kernel{}}
 }
 
 // leftovers is what the tables of one family and variant contain, if chains of ours are
-// among it.
+// among it. The nft variant is read and written by netlink, so that it needs no programs and
+// other programs' rules in the same tables do not matter.
 type leftovers struct {
 	name     string // of the family and variant
+	family   ipt.Family
 	variant  ipt.Variant
-	programs ipt.Interface
+	programs ipt.Interface               // of the legacy variant
+	rules    map[chainRef]*ipt.RuleChain // of the nft variant
 	tables   []string
-	saved    map[chainRef]*ipt.Chain
-	loopback loopbackState // zero for IPv6
+	saved    map[chainRef]*ipt.Chain // with abridged rules in the nft variant
+	loopback loopbackState           // zero for IPv6
 }
 
 // findAll returns the leftovers of both families, in all variants except one.
@@ -94,7 +95,7 @@ func (h *hostTables) findAll(ctx context.Context, except ipt.Variant) (found []*
 // find returns the leftovers of one family and variant. It is an error that programs are
 // not installed only if there is something for them to remove.
 func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*leftovers, error) {
-	l := &leftovers{name: ipt.Name(f, v), variant: v}
+	l := &leftovers{name: ipt.Name(f, v), family: f, variant: v}
 	uses, err := h.uses(f, v)
 	if err != nil {
 		return l, fmt.Errorf("find kube-proxy's chains: %w", err)
@@ -108,27 +109,44 @@ func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*le
 	if len(withChains) == 0 {
 		return l, nil
 	}
-	var tables []ipt.Table
-	if l.programs, err = h.open(ctx, f, v); err == nil {
-		tables, err = l.programs.Save(ctx)
+	if v == ipt.Legacy {
+		l.programs, err = h.open(ctx, f)
+	}
+	if err == nil {
+		err = l.read(ctx)
 	}
 	if err != nil {
-		return l, fmt.Errorf("find kube-proxy's chains in %s: %w", strings.Join(withChains, " and "), err)
+		return l, fmt.Errorf("find kube-proxy's chains in %s of %s: %w", strings.Join(withChains, " and "), l.name, err)
 	}
-	if l.saved = indexChains(tables); f == ipt.IPv4 {
+	if f == ipt.IPv4 {
 		l.loopback = loopbackOf(l.saved)
 	}
-	for _, t := range tables {
-		if !t.Unreadable {
-			l.tables = append(l.tables, t.Name)
+	l.tables = withChains
+	return l, nil
+}
+
+// read reads all tables that may have chains of ours.
+func (l *leftovers) read(ctx context.Context) error {
+	if l.variant == ipt.Legacy {
+		tables, err := l.programs.Save(ctx)
+		l.saved = indexChains(tables)
+		return err
+	}
+	l.rules, l.saved = map[chainRef]*ipt.RuleChain{}, map[chainRef]*ipt.Chain{}
+	for _, table := range []string{nat, filter, mangle} {
+		chains, err := ipt.Rules(ctx, l.family, l.variant, table)
+		if err != nil {
+			return err
+		}
+		for name, c := range chains {
+			p, saved := chainRef{table, name}, &ipt.Chain{Name: name, Policy: c.Policy}
+			for _, r := range c.Rules {
+				saved.Rules = append(saved.Rules, r.String())
+			}
+			l.rules[p], l.saved[p] = c, saved
 		}
 	}
-	for _, name := range withChains {
-		if !slices.Contains(l.tables, name) {
-			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s cannot list a table with rules that only nft can write, remove the chains with nft", name, l.name))
-		}
-	}
-	return l, err
+	return nil
 }
 
 // cleanup removes the leftovers of all variants except one. If it cannot reset
@@ -179,14 +197,13 @@ func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
 		if what == "" {
 			return "", r.inUse(where)
 		}
-		_, err := differ.New(r.mode(l)).Sync(ctx, proxy.NewState())
+		err := l.apply(ctx, r)
 		if err == nil {
 			return where + ": " + what, r.inUse(where)
 		}
 		again := attempt < restoreAttempts && !errors.Is(err, ipt.ErrLocked) // the restore has waited for the lock already
 		if again {
-			tables, failed := l.programs.Save(ctx)
-			l.saved = indexChains(tables)
+			failed := l.read(ctx)
 			err, again = errors.Join(err, failed), failed == nil
 		}
 		if !again {
@@ -195,8 +212,32 @@ func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
 	}
 }
 
+// apply makes a removal: with the nft variant in one transaction.
+func (l *leftovers) apply(ctx context.Context, r *removal) error {
+	if l.variant == ipt.Legacy {
+		_, err := differ.New(r.mode(l)).Sync(ctx, proxy.NewState())
+		return err
+	}
+	what := ipt.Removal{Table: r.table, Rules: map[string][]uint64{}}
+	for x, v := range r.have {
+		kept, keeps := r.kept[x]
+		if !x.builtIn() && !keeps {
+			what.Chains = append(what.Chains, x.chain)
+			continue
+		}
+		for _, rule := range l.rules[x.chainRef].Rules {
+			// A rule that takes its verdict from a map has no handle: it is not kube-proxy's.
+			if text := rule.String(); rule.Handle != 0 && slices.Contains(v.rules, text) && !slices.Contains(kept.rules, text) {
+				what.Rules[x.chain] = append(what.Rules[x.chain], rule.Handle)
+			}
+		}
+	}
+	return ipt.Remove(ctx, l.family, what)
+}
+
 // removal removes our chains from a table: all of have except for kept.
 type removal struct {
+	table      string
 	have, kept map[id]value
 	users      map[chainRef]string // our chains that stay because another chain, the value, jumps to them
 }
@@ -207,7 +248,7 @@ type removal struct {
 func newRemoval(table string, all map[chainRef]*ipt.Chain, guard string) *removal {
 	saved := maps.Clone(all)
 	maps.DeleteFunc(saved, func(p chainRef, _ *ipt.Chain) bool { return p.table != table })
-	r := &removal{have: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
+	r := &removal{table: table, have: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
 	var follow func(chainRef)
 	follow = func(from chainRef) {
 		for _, rule := range saved[from].Rules {

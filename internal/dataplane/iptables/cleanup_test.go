@@ -24,7 +24,7 @@ func fakeHost(t *testing.T, rules string) (*hostTables, *ipttest.Fake) {
 	}
 	programs.Reset()
 	return &hostTables{
-		open: func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return programs, nil },
+		open: func(context.Context, ipt.Family) (ipt.Interface, error) { return programs, nil },
 		uses: func(f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
 			if f != ipt.IPv4 || v != ipt.Legacy {
 				return nil, nil
@@ -90,7 +90,7 @@ func TestCleanupRetriesAfterForeignChange(t *testing.T) {
 				}
 			}
 			racing := &between{programs, change}
-			h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return racing, nil }
+			h.open = func(context.Context, ipt.Family) (ipt.Interface, error) { return racing, nil }
 			removed, err := h.cleanup(t.Context(), 0, false)
 			if err != nil || strings.Join(removed, "\n") != tt.want {
 				t.Errorf("removed %q, error %v; want %q", removed, err, tt.want)
@@ -129,7 +129,7 @@ func TestCleanupBoundsRetries(t *testing.T) {
 	for _, tt := range tests {
 		h, programs := fakeHost(t, fewRules)
 		refused := &refusing{Interface: programs, err: tt.err}
-		h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return refused, nil }
+		h.open = func(context.Context, ipt.Family) (ipt.Interface, error) { return refused, nil }
 		if _, err := h.cleanup(t.Context(), 0, false); !errors.Is(err, tt.err) || refused.tries != tt.tries {
 			t.Errorf("%d tries, error %v; want %d and %v", refused.tries, err, tt.tries, tt.err)
 		}
@@ -138,7 +138,7 @@ func TestCleanupBoundsRetries(t *testing.T) {
 
 func TestCleanupContinuesAfterFailure(t *testing.T) {
 	h, programs := fakeHost(t, fewRules+"*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n")
-	h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) {
+	h.open = func(context.Context, ipt.Family) (ipt.Interface, error) {
 		return &refusing{Interface: programs, err: ipt.ErrLocked, only: "*nat"}, nil
 	}
 	removed, err := h.cleanup(t.Context(), 0, false)

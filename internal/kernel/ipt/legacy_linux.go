@@ -145,6 +145,7 @@ type legacyEntry struct {
 	chain   string
 	packets uint64
 	jump    int // the offset of the next entry to evaluate; negative if it is a verdict or another target
+	target  int // the offset of the target in bytes
 	bytes   []byte
 }
 
@@ -177,7 +178,7 @@ func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]strin
 		if starts[at] != "" {
 			chain = starts[at]
 		}
-		e := legacyEntry{chain, binary.NativeEndian.Uint64(b[at+counters:]), -1, b[at:next]}
+		e := legacyEntry{chain, binary.NativeEndian.Uint64(b[at+counters:]), -1, target - at, b[at:next]}
 		switch unix.ByteSliceToString(b[target+targetName : target+targetData]) {
 		case "ERROR": // precedes a chain, or ends the table
 			starts[next] = unix.ByteSliceToString(b[target+targetData : next])
