@@ -20,6 +20,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/engine"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/platform"
 	"sluice/internal/proxy"
@@ -291,7 +292,7 @@ func (p plan) detectLocalPods(ctx context.Context, s *resolve.Settings) {
 // Failures are retried with back-off. Objects that open connections still use are
 // retried every drainRecheck. When nothing is left, it waits until ctx ends.
 func (s *ProxyServer) takeOver(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
+	logger, doubts := klog.FromContext(ctx), s.plan.options.doubts
 	level := 0 // verbosity of the message about open connections: it is shown once
 	var r *runner.BoundedFrequencyRunner
 	r = runner.New("remove objects of other service proxies", func(ctx context.Context) error {
@@ -310,10 +311,17 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 		default:
 			return err
 		}
+		doubts.Clear(engine.LeftoverRules, "")
 		return nil
 	}, runner.Settings{
-		RetryMin: 10 * time.Second, RetryMax: time.Hour,
+		RetryMin: 10 * time.Second, RetryMax: 10 * time.Minute,
 		Failed: func(_ context.Context, err error, wait time.Duration) {
+			doubts.Set(engine.Doubt{
+				Kind:   engine.LeftoverRules,
+				Reason: "what another service proxy left cannot be removed, and may send connections to endpoints that are gone: " + oneLine(err),
+				Next:   "the removal is tried again; kube-proxy --cleanup on the node removes what this process cannot",
+				NextAt: time.Now().Add(wait),
+			})
 			logger.Error(err, "Could not remove all objects of another service proxy, will retry", "retryIn", wait)
 		},
 	})
@@ -327,6 +335,9 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 
 // drainRecheck is how often takeOver checks whether open connections have ended.
 const drainRecheck = 10 * time.Second
+
+// oneLine returns the text of joined errors on one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // onlyErrors reports whether every error that err wraps or joins is one of known.
 func onlyErrors(err error, known ...error) bool {

@@ -28,6 +28,8 @@ const (
 	RulesChanged          DoubtKind = "RulesChanged"          // another process may have changed our rules, and they are not repaired yet
 	ServicePortsRefused   DoubtKind = "ServicePortsRefused"   // the kernel refuses service ports
 	SourceSilent          DoubtKind = "SourceSilent"          // changes of Services or EndpointSlices are not known
+	LeftoverRules         DoubtKind = "LeftoverRules"         // what another service proxy left cannot be removed
+	FirewallDrops         DoubtKind = "FirewallDrops"         // the host's rules drop traffic of Services, which only another mode can prevent
 	SourceIncomplete      DoubtKind = "SourceIncomplete"      // changes of other objects are not known
 	ConfigurationRejected DoubtKind = "ConfigurationRejected" // the new configuration cannot be used
 	ConntrackFull         DoubtKind = "ConntrackFull"         // the kernel drops new connections
@@ -39,14 +41,14 @@ const (
 // DoubtKinds has all kinds, in the order in which doubts are listed: severe ones first.
 var DoubtKinds = [...]DoubtKind{
 	NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull,
-	SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, NodeUnknown, RulesUnwatched,
+	LeftoverRules, FirewallDrops, SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, NodeUnknown, RulesUnwatched,
 }
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody
 // may take everything to be in force. Other doubts are warnings.
 func (k DoubtKind) Severe() bool {
 	switch k {
-	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull:
+	case NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull, LeftoverRules, FirewallDrops:
 		return true
 	default:
 		return false

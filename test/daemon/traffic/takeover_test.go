@@ -1,9 +1,14 @@
 package traffic
 
 import (
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/statusapi"
 	"sluice/test/daemon/testbed"
 )
 
@@ -24,14 +29,18 @@ COMMIT
 `
 
 // TestTakeover finds kube-proxy's iptables rules in its way: they are gone soon
-// after ours are there, and nobody else's is.
+// after ours are there, and nobody else's is. The nft variant needs no programs for that.
 func TestTakeover(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			bed := testbed.New(t)
 			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 			bed.Run("sh", "-ec", "iptables-"+variant+"-restore <<'END'\n"+leftovers+"END")
-			d := bed.Start(nil)
+			var start func(*exec.Cmd)
+			if variant == "nft" {
+				start = withoutPrograms
+			}
+			d := bed.Start(start)
 			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
 			d.AwaitLog("Removed objects of another service proxy")
 			out := bed.Run("iptables-" + variant + "-save")
@@ -40,4 +49,30 @@ func TestTakeover(t *testing.T) {
 			}
 		})
 	}
+}
+
+func withoutPrograms(cmd *exec.Cmd) { cmd.Env = append(cmd.Environ(), "PATH=/nonexistent") }
+
+// TestTakeoverOutOfReach finds rules that the daemon cannot remove, because it lacks the
+// programs: status doubts that Services work until somebody else has removed them.
+func TestTakeoverOutOfReach(t *testing.T) {
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Run("sh", "-ec", "iptables-legacy-restore <<'END'\n"+leftovers+"END")
+	d := bed.Start(withoutPrograms)
+	d.AwaitFirstSync()
+	doubted := func() (n statusapi.Node, is bool) {
+		if err := statusapi.AtSocket(bed.Socket).Get(t.Context(), statusapi.NodePath, nil, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n, slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
+			return d.Kind == "LeftoverRules" && strings.Contains(d.Reason, "nat of iptables-legacy") && strings.Contains(d.Next, "kube-proxy --cleanup")
+		})
+	}
+	testbed.Eventually(t, "the doubt", func() bool { n, is := doubted(); return is && !n.InForce() })
+	if text, code := bed.Sluice("status", "--wait=1ms"); code == 0 || !strings.Contains(text, "LeftoverRules") && !strings.Contains(text, "another service proxy left") {
+		t.Errorf("status --wait: exit code %d, %s", code, text)
+	}
+	bed.Run("sh", "-ec", "iptables-legacy -t nat -F && iptables-legacy -t nat -X")
+	testbed.EventuallyWithin(t, traffic.Scaled(time.Minute), "no doubt", func() bool { _, is := doubted(); return !is })
 }
