@@ -129,7 +129,8 @@ func chooseMode(ctx context.Context, s dataplane.Settings) (config.ProxyMode, er
 }
 
 func choose(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) (config.ProxyMode, error) {
-	if m := neededMode(ctx, modes, s); m != "" {
+	m, why := neededMode(ctx, modes, s)
+	if m != "" {
 		return m, nil
 	}
 	var reasons []string
@@ -137,7 +138,7 @@ func choose(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) (
 		_, err := m.Probe(ctx, s)
 		if err == nil {
 			klog.FromContext(ctx).Info("No proxy mode is set, using the best that the kernel supports",
-				append([]any{"mode", m.Name}, reasonFields(strings.Join(reasons, "; "))...)...)
+				append([]any{"mode", m.Name}, reasonFields(strings.Join(append(reasons, why...), "; "))...)...)
 			return m.Name, nil
 		}
 		reasons = append(reasons, fmt.Sprintf("%s: %v", m.Name, err))
@@ -155,30 +156,34 @@ func reasonFields(reason string) []any {
 
 // neededMode returns the mode without which the host would lose traffic that it
 // had with kube-proxy's default. It is empty if there is no such mode, or if the
-// kernel does not support it.
-func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) config.ProxyMode {
+// kernel does not support it; why says so for the log.
+func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) (_ config.ProxyMode, why []string) {
 	logger := klog.FromContext(ctx)
 	for _, m := range modes {
-		if m.Needed == nil {
+		if m.Needs == nil {
 			continue
 		}
-		why, err := m.Needed(ctx, s)
+		need, err := m.Needs(s)(ctx)
 		if err != nil {
 			logger.Error(err, "Cannot determine whether the host requires this mode, set it if Services do not answer", "mode", m.Name)
 		}
-		if why == "" {
+		if need.Why == "" {
+			if err == nil {
+				why = append(why, "no rule of the host drops what only mode "+string(m.Name)+" could keep alive")
+			}
 			continue
 		}
 		if _, err := m.Probe(ctx, s); err != nil {
 			logger.Error(err, "The host requires a mode that the kernel does not support, Services do not answer unless the host's own rules accept their traffic",
-				"mode", m.Name, "because", why)
+				"mode", m.Name, "because", need.Why)
+			why = append(why, "mode "+string(m.Name)+" cannot run")
 			continue
 		}
 		logger.Info("No proxy mode is set, using the one that the host requires; another can be set if the host's own rules accept the traffic of Services",
-			"mode", m.Name, "because", why)
-		return m.Name
+			"mode", m.Name, "because", need.Why)
+		return m.Name, nil
 	}
-	return ""
+	return "", why
 }
 
 // probeMode returns the mode of a configuration and the settings to open it with.

@@ -12,6 +12,7 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
@@ -56,7 +57,7 @@ func TestChooseWhatTheHostNeeds(t *testing.T) {
 		want  config.ProxyMode
 		log   string
 	}{
-		{"not needed", "", nil, nil, config.NFTables, ""},
+		{"not needed", "", nil, nil, config.NFTables, "no rule of the host drops what only mode iptables could keep alive"},
 		{"needed", "FORWARD drops", nil, nil, config.IPTables, "FORWARD drops"},
 		{"needed and not to be had", "FORWARD drops", nil, errors.New("no programs"), config.NFTables, "no programs"},
 		{"not known", "", errors.New("too old"), nil, config.NFTables, "too old"},
@@ -70,8 +71,8 @@ func TestChooseWhatTheHostNeeds(t *testing.T) {
 			}
 			got, err := choose(ctx, []dataplane.Mode{
 				{Name: config.NFTables, Probe: probe(nil)},
-				{Name: config.IPTables, Probe: probe(tt.probe), Needed: func(context.Context, dataplane.Settings) (string, error) {
-					return tt.why, tt.err
+				{Name: config.IPTables, Probe: probe(tt.probe), Needs: func(dataplane.Settings) func(context.Context) (mode.Need, error) {
+					return func(context.Context) (mode.Need, error) { return mode.Need{Why: tt.why}, tt.err }
 				}},
 			}, dataplane.Settings{})
 			if err != nil || got != tt.want {

@@ -19,7 +19,7 @@ import (
 // Mode returns the iptables mode, in the variant that the host uses.
 func Mode() mode.Mode {
 	return mode.Mode{
-		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
+		Name: "iptables", Probe: Probe, Prepare: Prepare, Needs: Needs, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
 		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.Random},
 

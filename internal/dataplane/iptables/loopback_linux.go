@@ -16,6 +16,9 @@ import (
 // KUBE-NODEPORTS, and its comment may continue with the note of package localnet.
 const guardComment = "block incoming localnet connections"
 
+// kubeletFirewall is a chain of the kubelet in table filter.
+const kubeletFirewall = "KUBE-FIREWALL"
+
 // loopbackGuard returns the guard. It recognises packets of other hosts by the link they
 // arrive on; kube-proxy's guard uses the source address, which can be forged.
 func loopbackGuard(g localnet.Guard) string {
@@ -37,7 +40,6 @@ type loopbackState struct {
 }
 
 func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
-	const kubeletFirewall = "KUBE-FIREWALL"
 	find := func(p chainRef, is func(rule string) bool) string {
 		if c := saved[p]; c != nil {
 			if i := slices.IndexFunc(c.Rules, is); i >= 0 {

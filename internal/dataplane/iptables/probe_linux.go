@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -53,73 +51,6 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 		return err
 	}
 	return nil
-}
-
-// Needed returns why a node needs this mode although it supports another, or "" if it
-// does not. If chain FORWARD drops what none of its rules accepts, Services need rules in
-// that chain that accept their traffic; a rule anywhere else cannot replace them. It
-// writes nothing.
-func Needed(ctx context.Context, s mode.Settings) (string, error) {
-	v, err := permittedVariant(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, f := range s.Served() {
-		why, failed := forwardDrops(ctx, iptFamily(f), v)
-		if why != "" {
-			return why, nil
-		}
-		err = errors.Join(err, failed)
-	}
-	return "", err
-}
-
-func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, error) {
-	if v == ipt.Legacy {
-		// Reading a table of this variant creates it.
-		if tables, err := ipt.LegacyTables(f); err != nil || len(tables) == 0 {
-			return "", err
-		}
-	}
-	conn, err := ipt.Open(ctx, f, v)
-	if errors.Is(err, ipt.ErrMissing) {
-		return "", nil // no program has used iptables
-	}
-	if err != nil {
-		return "", err
-	}
-	saved, err := conn.Save(ctx)
-	if err != nil {
-		return "", err
-	}
-	what := drops(indexChains(saved)[chainRef{filter, "FORWARD"}])
-	if what == "" {
-		return "", nil
-	}
-	return fmt.Sprintf("%s of chain FORWARD (%s) drops forwarded traffic of Services unless a rule in it accepts it", what, ipt.Name(f, v)), nil
-}
-
-var onlyComment = regexp.MustCompile(`^-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
-
-// drops describes the rule or policy of a chain that drops everything that other rules
-// have not accepted. It returns "" if there is none, or no chain. It ignores rules with
-// matches.
-func drops(c *ipt.Chain) string {
-	if c == nil {
-		return ""
-	}
-	for _, r := range c.Rules {
-		switch r = onlyComment.ReplaceAllString(r, ""); {
-		case r == "-j ACCEPT":
-			return ""
-		case r == "-j DROP", strings.HasPrefix(r, "-j REJECT"):
-			return fmt.Sprintf("rule %q", r)
-		}
-	}
-	if c.Policy == "DROP" {
-		return "policy DROP"
-	}
-	return ""
 }
 
 // permittedVariant returns the host's variant, and an error if this process lacks the

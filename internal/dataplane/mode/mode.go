@@ -90,6 +90,12 @@ func (s Settings) Served() []proxy.Family {
 	return s.Families
 }
 
+// Need is why a host needs a mode.
+type Need struct {
+	Why     string // empty: it does not
+	Certain bool   // in another mode, some traffic of Services is lost for certain; otherwise it may be
+}
+
 // Mode is one way of programming the kernel.
 type Mode struct {
 	Name config.ProxyMode
@@ -102,9 +108,10 @@ type Mode struct {
 	// opened them. It serves a daemon that may not write kernel settings itself.
 	Prepare func(ctx context.Context, s Settings, opens bool) error
 
-	// Needed returns why a host needs this mode although it supports another, or "" if it
-	// does not. Nil if no host needs the mode.
-	Needed func(context.Context, Settings) (string, error)
+	// Needs returns a function that looks whether the host needs this mode although it
+	// supports another. It changes nothing, and is cheap if nothing has changed since it was
+	// last called. Nil if no host needs the mode.
+	Needs func(Settings) func(context.Context) (Need, error)
 
 	// Open returns the dataplane. The kernel's behaviour does not change before its Sync.
 	// Nil if the mode is for another operating system and can only be rendered.

@@ -218,11 +218,18 @@ func (c *Conn) Stamp(_ context.Context, thorough bool) (Stamp, error) {
 	if c.variant == Legacy {
 		return c.legacyStamp(thorough)
 	}
+	generation, err := Generation()
+	return Stamp{Generation: generation}, err
+}
+
+// Generation returns a number that every transaction of nf_tables increments. The kernel
+// never uses 0.
+func Generation() (uint32, error) {
 	answers, err := requestNFTables(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0)
 	if err != nil || len(answers) == 0 {
-		return Stamp{}, fmt.Errorf("read the generation of nf_tables: %w", cmp.Or(err, errors.New("no answer")))
+		return 0, fmt.Errorf("read the generation of nf_tables: %w", cmp.Or(err, errors.New("no answer")))
 	}
-	return Stamp{Generation: uint32(answers[0].Number(unix.NFTA_GEN_ID))}, nil
+	return uint32(answers[0].Number(unix.NFTA_GEN_ID)), nil
 }
 
 func (c *Conn) Uses(context.Context) (Uses, error) { return CountUses(c.family, c.variant) }

@@ -240,7 +240,8 @@ func TestWithoutPermission(t *testing.T) {
 
 // TestLegacyOutOfReach starts with CAP_NET_ADMIN only, on a host whose rules are
 // in iptables-legacy, whose programs need more. Rules in the other variant
-// would not be what the host asks for; if the mode is open, another may do.
+// would not be what the host asks for; if the mode is open, another may do, and the
+// daemon says that the host's rules may drop what it forwards.
 func TestLegacyOutOfReach(t *testing.T) {
 	for name, mode := range map[string]string{"iptables": "iptables", "open": ""} {
 		t.Run(name, func(t *testing.T) { legacyOutOfReach(t, mode) })
@@ -251,6 +252,8 @@ func legacyOutOfReach(t *testing.T, mode string) {
 	bed := testbed.New(t)
 	bed.Run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
 	bed.Run("iptables-legacy", "-t", "nat", "-A", "PREROUTING", "-p", "udp", "-j", "ACCEPT")
+	bed.Run("iptables-legacy", "-A", "FORWARD", "-i", "cni0", "-j", "ACCEPT") // without it the host would not need the mode
+	bed.Run("iptables-legacy", "-P", "FORWARD", "DROP")
 	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 	d := bed.Start(func(cmd *exec.Cmd) {
 		cmd.Args = append([]string{"setpriv", "--bounding-set", "-all,+net_admin", "--inh-caps", "-all", cmd.Path}, cmd.Args[1:]...)
