@@ -181,6 +181,7 @@ func (o *Options) perform(ctx context.Context, a actions, in parsed, p plan) err
 		if err != nil {
 			return err
 		}
+		p.chosen = true
 		if p.config, err = in.input.Configuration(mode); err != nil {
 			return err
 		}

@@ -31,9 +31,15 @@ const (
 
 // RestartError asks for a restart of the process with the same command line. The
 // rules stay in force, so no connection is lost.
-type RestartError struct{ Changes []config.Change }
+type RestartError struct {
+	Changes []config.Change // of the configuration
+	Why     string          // if there are none
+}
 
 func (e *RestartError) Error() string {
+	if e.Why != "" {
+		return e.Why
+	}
 	return "the configuration changed in fields that need a restart: " + describe(e.Changes)
 }
 
@@ -177,7 +183,7 @@ func (w *configWatcher) accept(ctx context.Context, p parsed) error {
 
 // planRestart sets the time of the restart, unless one is planned already.
 func (w *configWatcher) planRestart(ctx context.Context, changes []config.Change) {
-	w.restart = &RestartError{changes}
+	w.restart = &RestartError{Changes: changes}
 	if w.due != nil {
 		return
 	}

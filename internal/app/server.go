@@ -59,6 +59,7 @@ func healthTimeout(c config.Configuration) time.Duration {
 type plan struct {
 	options   *Options
 	config    config.Configuration
+	chosen    bool // no mode is set: that of config is the daemon's choice
 	balancing resolve.Balancing
 	allowed   apiobject.Allowed
 	node      string
@@ -257,6 +258,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	}
 	if s.traffic != nil {
 		jobs = append(jobs, job{"count traffic", s.traffic.Run})
+	}
+	if w := s.watchesFirewall(); w != nil {
+		jobs = append(jobs, job{"watch the host's firewall", w.Run})
 	}
 	if o := s.plan.options; o.ConfigFile != "" {
 		jobs = append(jobs, job{"watch the configuration file", o.newConfigWatcher(s.plan.config, s.reload).Run})

@@ -31,6 +31,7 @@ const (
 	LeftoverRules         DoubtKind = "LeftoverRules"         // what another service proxy left cannot be removed
 	FirewallDrops         DoubtKind = "FirewallDrops"         // the host's rules drop traffic of Services, which only another mode can prevent
 	SourceIncomplete      DoubtKind = "SourceIncomplete"      // changes of other objects are not known
+	FirewallMayDrop       DoubtKind = "FirewallMayDrop"       // the same, unless other rules of the host accept all of it
 	ConfigurationRejected DoubtKind = "ConfigurationRejected" // the new configuration cannot be used
 	ConntrackFull         DoubtKind = "ConntrackFull"         // the kernel drops new connections
 	ConntrackNearlyFull   DoubtKind = "ConntrackNearlyFull"   // it soon may
@@ -41,7 +42,8 @@ const (
 // DoubtKinds has all kinds, in the order in which doubts are listed: severe ones first.
 var DoubtKinds = [...]DoubtKind{
 	NotSynced, SyncFailing, RulesChanged, ServicePortsRefused, SourceSilent, ConntrackFull,
-	LeftoverRules, FirewallDrops, SourceIncomplete, ConntrackNearlyFull, ConfigurationRejected, NodeUnknown, RulesUnwatched,
+	LeftoverRules, FirewallDrops, SourceIncomplete, ConntrackNearlyFull, FirewallMayDrop,
+	ConfigurationRejected, NodeUnknown, RulesUnwatched,
 }
 
 // Severe reports whether the kernel may not do what the objects say, so that nobody

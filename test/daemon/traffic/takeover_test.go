@@ -62,7 +62,8 @@ func TestTakeoverOutOfReach(t *testing.T) {
 	d := bed.Start(withoutPrograms)
 	d.AwaitFirstSync()
 	doubted := func() (n statusapi.Node, is bool) {
-		if err := statusapi.AtSocket(bed.Socket).Get(t.Context(), statusapi.NodePath, nil, &n); err != nil {
+		n, err := nodeStatus(bed)
+		if err != nil {
 			t.Fatal(err)
 		}
 		return n, slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
