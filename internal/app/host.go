@@ -74,6 +74,11 @@ func tuneHost(ctx context.Context, p plan) []platform.Problem {
 	if p.options.Traffic.Level == countBytes {
 		report.CountBytes(ctx, sysctl.Kernel{})
 	}
+	if p.chosen && p.config.Mode == config.NFTables {
+		// kube-proxy's default, mode iptables, drops these packets. A rule that did so here
+		// would also break connections that this node sees one direction of.
+		report.BeLiberal(ctx, sysctl.Kernel{})
+	}
 	for _, ch := range report.Changes {
 		logger.Info("Changed a setting of the host", "name", ch.Name, "old", ch.Old, "new", ch.New)
 	}

@@ -122,6 +122,13 @@ func (r *Report) CountBytes(ctx context.Context, k sysctl.Interface) {
 	r.apply(ctx, k, flowAccounting, 1, false)
 }
 
+// BeLiberal makes connection tracking accept TCP packets whose sequence numbers are
+// outside the window. Otherwise rules do not translate such a packet of an endpoint, and
+// its client, which does not know the endpoint's address, resets the connection.
+func (r *Report) BeLiberal(ctx context.Context, k sysctl.Interface) {
+	r.apply(ctx, k, tcpBeLiberal, 1, false)
+}
+
 // apply brings one setting to the wanted value, and reports whether it has it now, or
 // a larger one. A larger value is lowered only with mayLower.
 func (r *Report) apply(ctx context.Context, k sysctl.Interface, name string, want int, mayLower bool) bool {

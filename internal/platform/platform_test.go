@@ -151,13 +151,18 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestCountBytes checks that nothing is written if accounting is already enabled.
-func TestCountBytes(t *testing.T) {
-	for was, want := range map[string][]Change{"0": {{flowAccounting, 0, 1}}, "1": nil} {
-		var r Report
-		r.CountBytes(t.Context(), sysctltest.NewFake(map[string]string{flowAccounting: was}))
-		if diff := cmp.Diff(Report{Changes: want}, r); diff != "" {
-			t.Errorf("was %s: report mismatch (-want +got):\n%s", was, diff)
+// TestSwitches checks the settings that no configuration asks for: nothing is written if they
+// are enabled already.
+func TestSwitches(t *testing.T) {
+	for name, enable := range map[string]func(*Report, context.Context, sysctl.Interface){
+		flowAccounting: (*Report).CountBytes, tcpBeLiberal: (*Report).BeLiberal,
+	} {
+		for was, want := range map[string][]Change{"0": {{name, 0, 1}}, "1": nil} {
+			var r Report
+			enable(&r, t.Context(), sysctltest.NewFake(map[string]string{name: was}))
+			if diff := cmp.Diff(Report{Changes: want}, r); diff != "" {
+				t.Errorf("%s was %s: report mismatch (-want +got):\n%s", name, was, diff)
+			}
 		}
 	}
 }
