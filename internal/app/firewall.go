@@ -13,9 +13,14 @@ import (
 	"sluice/internal/engine"
 )
 
-// firewallPeriod is how often the rules of the host are looked at. That is one request
-// to the kernel while they have not changed.
-const firewallPeriod = 5 * time.Second
+const (
+	// firewallPeriod is how often the rules of the host are looked at. That is one request
+	// to the kernel while they have not changed.
+	firewallPeriod = 5 * time.Second
+	// firewallRest is the minimum time between two looks, as a multiple of the time that one
+	// takes: a change of ours looks like one of the host, and there may be many.
+	firewallRest = 100
+)
 
 // firewallWatcher watches whether the host comes to need another mode than the one that
 // runs: a firewall or Docker may start after the daemon. If the daemon has chosen its mode
@@ -57,13 +62,14 @@ func (s *ProxyServer) watchesFirewall() *firewallWatcher {
 // no connection.
 func (w *firewallWatcher) Run(ctx context.Context) error {
 	for {
+		began := time.Now()
 		if err := w.check(ctx); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(firewallPeriod):
+		case <-time.After(max(firewallPeriod, firewallRest*time.Since(began))):
 		}
 	}
 }

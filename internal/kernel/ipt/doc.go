@@ -6,6 +6,9 @@
 // keeps tables in memory, refuses what the programs refuse, and counts
 // operations. One contract test checks both.
 //
+// Without the programs, [Rules] reads the rules of either variant, abridged, and [Remove]
+// removes rules and chains of the nft variant.
+//
 // The package knows the format of iptables-save, but not what chains are for. It
 // never names a table to iptables-save, because asking for a table creates it,
 // and it does not log.
