@@ -207,11 +207,16 @@ func run(ctx context.Context, input io.Reader, path string, args ...string) (out
 }
 
 // requestNFTables sends a request to nf_tables and returns the messages of the
-// answer. The names are those of a table, and of a chain in it.
+// answer; none if the kernel has no nf_tables. The names are those of a table, and of a
+// chain in it.
 func requestNFTables(kind, flags uint16, f Family, names ...string) ([]netlink.Attrs, error) {
-	return netlink.Once(context.Background(), unix.NETLINK_NETFILTER, func(c *netlink.Conn) {
+	answers, err := netlink.Once(context.Background(), unix.NETLINK_NETFILTER, func(c *netlink.Conn) {
 		c.Request(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, netlink.Netfilter(f, 0), names...)
 	})
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return nil, nil
+	}
+	return answers, err
 }
 
 func (c *Conn) Stamp(_ context.Context, thorough bool) (Stamp, error) {

@@ -15,6 +15,7 @@ import (
 
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
 	"sluice/test/daemon/testbed"
 )
 
@@ -77,6 +78,10 @@ func TestHardened(t *testing.T) {
 			}
 			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
 			testbed.Eventually(t, "the change", bed.Answers(testbed.ClusterIP, testbed.PodB))
+			var n statusapi.Node
+			if err := statusapi.AtSocket(bed.Socket).Get(t.Context(), statusapi.NodePath, nil, &n); err != nil || len(n.Doubts) > 0 {
+				t.Errorf("error %v, doubts %+v", err, n.Doubts) // such as what it cannot remove
+			}
 			if code := d.End(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
