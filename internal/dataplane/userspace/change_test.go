@@ -5,12 +5,17 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/ti-mo/conntrack"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/dataplane/userspace"
+	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -65,6 +70,48 @@ func TestPortsOfSessionsAreShared(t *testing.T) {
 			t.Errorf("the client of %v: %v", to, err)
 		}
 	}
+}
+
+// TestPortsOfFlowsAreNotTaken has flows in the kernel that another mode has translated, from most of the
+// ports that a session may choose. None takes such a port.
+func TestPortsOfFlowsAreNotTaken(t *testing.T) {
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.echoUDP(near, nil)
+	n.serve(proxy.UDP, near)
+	taken := func(a netip.AddrPort) bool { return a.Port() >= 61000 && a.Port()%4 != 0 }
+	n.must(n.lab.Node().Do(func() error {
+		flows, err := conntrack.Dial(nil)
+		if err != nil {
+			return err
+		}
+		defer flows.Close()
+		for port := uint16(61000); port != 0; port++ {
+			f := conntrack.NewFlow(unix.IPPROTO_UDP, conntrack.StatusConfirmed, client, vip.Addr(), port, vip.Port(), 600, 0)
+			f.TupleReply.IP.SourceAddress, f.TupleReply.Proto.SourcePort = near.Addr(), near.Port()
+			if taken(netip.AddrPortFrom(client, port)) {
+				err = errors.Join(err, flows.Create(f))
+			}
+		}
+		return err
+	}))
+	const many = 30
+	for range many {
+		n.must(says(n.dial(proxy.UDP), "hello"))
+	}
+	n.must(n.lab.Node().Do(func() error {
+		flows, err := ct.Open()
+		if err != nil {
+			return err
+		}
+		defer flows.Close()
+		sessions, err := flows.Dump(t.Context(), ct.Filter{Protocol: unix.IPPROTO_UDP}, func(f *ct.Flow) bool { return f.Orig.Dst == near })
+		if len(sessions) != many || slices.ContainsFunc(sessions, func(f ct.Flow) bool { return taken(f.Orig.Src) }) {
+			t.Errorf("the sessions are %v; want %d, none from the port of another flow", sessions, many)
+		}
+		return err
+	}))
 }
 
 // withNodePort returns a state in which a Service has a NodePort, too.

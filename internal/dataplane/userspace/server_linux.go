@@ -169,6 +169,7 @@ func (s *server) close() {
 			closeAll([]int{p.r, p.w})
 		}
 		closeAll([]int{w.epoll, w.wake})
+		_ = w.flows.Close()
 	}
 	for _, l := range s.listeners {
 		_ = unix.Close(l.fd)

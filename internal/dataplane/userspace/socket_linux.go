@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
 )
 
@@ -167,7 +168,10 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	case p == proxy.UDP:
 		sources = append(highPorts(client.Addr()), client)
 	}
-	for _, source := range sources {
+	for i, source := range sources {
+		if p == proxy.UDP && i < len(sources)-1 && w.inUse(source, to.Addr) {
+			continue
+		}
 		options := []option{transparent[f]}
 		switch {
 		case !source.Addr().IsValid():
@@ -191,6 +195,13 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		_ = unix.Close(fd)
 	}
 	return -1, err
+}
+
+// inUse reports whether the kernel has a flow by UDP whose replies a socket would take: one of the
+// client with the endpoint itself, or one that another mode has translated and that goes on.
+func (w *worker) inUse(source, endpoint netip.AddrPort) bool {
+	has, err := w.flows.Has(unix.IPPROTO_UDP, ct.Tuple{Src: endpoint, Dst: source})
+	return has && err == nil
 }
 
 // hides reports whether an endpoint must see the node's address instead of the client's.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
 )
 
@@ -30,6 +31,7 @@ const (
 // goroutine.
 type worker struct {
 	*server
+	flows       *ct.Conn
 	epoll, wake int
 	sockets     map[int32]watched // by descriptor
 	watches     int32             // number of watches so far
@@ -70,6 +72,10 @@ func (s *server) newWorker() (w *worker, err error) {
 	}
 	if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		_ = unix.Close(w.epoll)
+		return nil, err
+	}
+	if w.flows, err = ct.Open(); err != nil {
+		closeAll([]int{w.epoll, w.wake})
 		return nil, err
 	}
 	return w, w.watch(w.wake, nil, unix.EPOLLIN)

@@ -119,6 +119,21 @@ func (c *Conn) Delete(ctx context.Context, f *Flow) error {
 	}
 }
 
+// Has reports whether a packet with a source and destination would belong to a flow.
+func (c *Conn) Has(protocol uint8, t Tuple) (bool, error) {
+	c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, t.Dst.Addr().Is6())
+	encodeTuple(&c.nl.Builder, nl.CTA_TUPLE_ORIG, protocol, t) // the kernel finds replies by it, too
+	err := c.nl.Ask(func(netlink.Message) {})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("find the flow of %v -> %v: %w", t.Src, t.Dst, err)
+	default:
+		return true, nil
+	}
+}
+
 func (c *Conn) request(kind, flags uint16, ipv6 bool) {
 	family := netlink.IPv4
 	if ipv6 {
