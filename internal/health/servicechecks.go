@@ -128,8 +128,9 @@ func (c *ServiceChecks) handler(k proxy.HealthCheckKey) http.HandlerFunc {
 		c.mu.Lock()
 		check := c.checks[k]
 		c.mu.Unlock()
-		if check == nil {
-			return // The Service was deleted in the meantime, so there is nothing to report.
+		if check == nil { // It was deleted while the request was in flight.
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
 		}
 		healthy := c.settings.Healthy()
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.Local))

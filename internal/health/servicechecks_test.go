@@ -155,8 +155,8 @@ func TestRequestThatRacesWithDeletion(t *testing.T) {
 	c.set(key, nil)
 	w := httptest.NewRecorder()
 	h(w, httptest.NewRequest(http.MethodGet, "/", nil))
-	if w.Code != 200 || w.Body.Len() != 0 {
-		t.Errorf("code %d, body %q; want 200 and nothing", w.Code, w.Body)
+	if w.Code != http.StatusServiceUnavailable || w.Body.Len() != 0 {
+		t.Errorf("code %d, body %q; want 503 and nothing", w.Code, w.Body)
 	}
 }
 
