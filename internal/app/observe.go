@@ -130,15 +130,12 @@ func (o observers) Queued() {
 	o.health.Queued()
 }
 
-// NodeSeen implements [engine.Observer]. A Node that disappears from a folder is
-// ignored, because a folder need not contain one.
+// NodeSeen implements [engine.Observer].
 func (o observers) NodeSeen(n *v1.Node) {
 	if n != nil {
 		o.checkNode(n)
 	}
-	if n != nil || o.plan.source.manifests == "" {
-		o.health.SyncNode(n)
-	}
+	o.health.SyncNode(n)
 }
 
 // Began implements [engine.Observer].

@@ -84,12 +84,16 @@ func (h *ProxyHealth) Done(err error) {
 	}
 }
 
-// SyncNode sets this node's Node, which is nil if there is none. Load balancers should
-// not send traffic to a node that is about to be removed.
+// SyncNode sets this node's Node. Load balancers should not send traffic to a node that
+// is about to be removed. Nil means that the Node was deleted: what it said last holds,
+// because a Node is also deleted by mistake, and this process still serves.
 func (h *ProxyHealth) SyncNode(n *v1.Node) {
+	if n == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.eligible = n != nil && n.DeletionTimestamp == nil &&
+	h.eligible = n.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted })
 }
 

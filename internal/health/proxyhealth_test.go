@@ -169,7 +169,9 @@ func TestNodeEligibility(t *testing.T) {
 			p.SyncNode(tainted("ToBeDeletedByClusterAutoscaler"))
 			p.SyncNode(tainted("other"))
 		}, 200},
-		{"deleted", func(p *probed) { p.SyncNode(&v1.Node{}); p.SyncNode(nil) }, 503},
+		{"deleted", func(p *probed) { p.SyncNode(&v1.Node{}); p.SyncNode(nil) }, 200},
+		{"being deleted, and deleted", func(p *probed) { p.SyncNode(going); p.SyncNode(nil) }, 503},
+		{"deleted before it was known", func(p *probed) { p.SyncNode(nil) }, 503},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -259,7 +261,7 @@ func TestMethodsPathsAndCounts(t *testing.T) {
 				}
 			}
 		}
-		p.SyncNode(nil)
+		p.SyncNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: new(metav1.Now())}})
 		p.get("/healthz")
 		if diff := cmp.Diff(map[int]int{200: 4, 503: 1}, p.answers.healthz); diff != "" {
 			t.Errorf("/healthz counts mismatch (-want +got):\n%s", diff)
