@@ -34,6 +34,7 @@ var (
 	reasonHealthPort    = reason{"FailedToStartProxierHealthcheck", "StartKubeProxy"}
 	reasonMetricsPort   = reason{"FailedToStartMetricServer", "StartKubeProxy"}
 	reasonServiceHealth = reason{"FailedToStartServiceHealthcheck", "Listen"}
+	reasonRelay         = reason{"FailedToRelayNodePort", "Listen"}
 	reasonPlatform      = reason{"FailedToSetSysctl", "Tune"}
 	reasonRefused       = reason{"ServicePortRefused", "Sync"}
 	reasonAccepted      = reason{"ServicePortAccepted", "Sync"}

@@ -85,7 +85,7 @@ func (o *Options) trafficFlags() {
 			"address"},
 		{"nodeport-addresses", "nodePortAddresses", "open NodePorts on the node's addresses within these `CIDRS`, or " +
 			"given by words: primary (the default if mode nftables is named) means those of its Node object, localhost " +
-			"loopback addresses (IPv4), all every address; they can be combined"},
+			"loopback addresses (127.0.0.0/8, and ::1 by a relay), all every address; they can be combined"},
 		{apiobject.AllowedExternalIPs, &o.Allowed.ExternalIPs, "serve spec.externalIPs of Services only within these `CIDRS`; none: " +
 			"serve none of them; without the flag, all"},
 		{apiobject.AllowedLoadBalancerIPs, &o.Allowed.LoadBalancerIPs, "serve load-balancer IPs of Services only within these " +
@@ -122,8 +122,8 @@ func (o *Options) trafficFlags() {
 	o.group("Modes iptables and nftables", []flag{
 		{"iptables-masquerade-bit", "iptables.masqueradeBit", "mark packets to masquerade with this `BIT` of the " +
 			"packet mark, from 0 to 31; also in mode ipvs"},
-		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "also open NodePorts on 127.0.0.0/8; without " +
-			"effect if mode nftables or ipvs is named"},
+		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "also open NodePorts on 127.0.0.0/8, and on " +
+			"::1 if --nodeport-addresses names it; without effect if mode nftables or ipvs is named"},
 		{"iptables-sync-period", "iptables.syncPeriod", "compare all rules with the kernel's after this `TIME`; in mode " +
 			"nftables the default is 1h"},
 		{"iptables-min-sync-period", "iptables.minSyncPeriod", "wait at least this `TIME` between two changes of the rules; " +

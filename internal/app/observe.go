@@ -158,6 +158,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 			o.traffic.Applied(r.State.Node, r.Changed)
 		}
 		o.checks.Applied(r.Changed)
+		o.relay.Applied(r.State, r.Changed)
 		o.metrics.Applied(r.Changed)
 		o.markReady()
 	}

@@ -26,6 +26,7 @@ import (
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/link"
 	"sluice/internal/metrics"
+	"sluice/internal/nodeportrelay"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/source"
@@ -88,6 +89,7 @@ type ProxyServer struct {
 	conntrack  *conntrack.Reconciler // nil if flows is
 	health     *health.ProxyHealth
 	checks     *health.ServiceChecks
+	relay      *nodeportrelay.Relay
 	refusals   *refusals
 	metrics    *metrics.Metrics
 	traffic    *traffic.Collector                              // nil if traffic is not counted
@@ -160,6 +162,10 @@ func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 	if d, ok := s.dataplane.(proxy.Measured); ok {
 		modeMetrics = d.Metrics(ctx)
 	}
+	s.relay = nodeportrelay.New(s.relayFailed)
+	if c.Gates().Enabled(config.GateLocalhostNodePorts) && c.Mode == config.NFTables {
+		modeMetrics = append(modeMetrics, s.relay.Metrics()...)
+	}
 	var e *engine.Engine // created below, because it needs the metrics
 	extra := append(conntrackMetrics(conntrackUsage), doubtsMetric(func() []engine.Doubt { return e.Doubts() }))
 	extra = append(extra, s.plan.source.contactMetrics()...)
@@ -220,6 +226,13 @@ func (s *ProxyServer) checkFailed(c *proxy.HealthCheck, err error) {
 		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, c.Port, err))
 }
 
+// relayFailed records an event about a Service whose NodePort cannot be served at [::1].
+func (s *ProxyServer) relayFailed(key proxy.PortKey, err error) {
+	about := serviceReference(types.NamespacedName{Namespace: key.Namespace, Name: key.Name})
+	s.events.record(about, v1.EventTypeWarning, reasonRelay,
+		fmt.Sprintf("node %s cannot serve a NodePort at [::1]: %v", s.plan.node, err))
+}
+
 // Run serves until ctx ends, and then returns nil. The rules stay in the kernel.
 func (s *ProxyServer) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
@@ -240,6 +253,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		{"report refused Services", s.refusals.Run},
 		{"take over from kube-proxy", s.takeOver},
 		{"answer health checks of Services", s.checks.Run},
+		{"relay NodePorts at [::1]", s.relay.Run},
 		{"serve health", s.serveAndReport(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.serveAndReport(s.metricsServer, reasonMetricsPort)},
 		{"serve status over TCP", s.statusTCP.Run},

@@ -96,6 +96,7 @@ var table = []rule{
 	{"internal/dataplane/iptables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/mode", "internal/dataplane/localnet"}, []string{"k8s.io/klog/"}},
 	{"internal/dataplane/ipvs", overRules, []string{"k8s.io/klog/", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/balance", []string{"internal/proxy"}, []string{}},
+	{"internal/nodeportrelay", []string{"internal/proxy", "internal/balance"}, []string{"k8s.io/klog/"}},
 	{"internal/dataplane/userspace", append([]string{"internal/balance"}, overRules...), []string{"k8s.io/klog/", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane/ebpf", overRules, []string{"k8s.io/klog/", "github.com/cilium/ebpf", "github.com/cilium/ebpf/", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane/kernelspace", []string{"internal/proxy", "internal/kernel/hns", "internal/dataplane/differ", "internal/dataplane/mode"}, []string{}},

@@ -38,7 +38,7 @@ type Configuration struct {
 	MetricsBindAddress netip.AddrPort // the zero value: no metrics server
 	ClusterCIDRs       []netip.Prefix
 	NodePortAddresses  NodePortAddresses
-	LocalhostNodePorts bool           // opens NodePorts on 127.0.0.0/8, too, if NodePortAddresses include it
+	LocalhostNodePorts bool           // opens NodePorts on loopback, too, if NodePortAddresses include 127.0.0.0/8 or name ::1
 	ExcludeCIDRs       []netip.Prefix // virtual servers in them are not changed by mode ipvs
 	SourceVIP          netip.Addr     // the client address that pods of overlay networks see, in mode kernelspace; the zero value: none
 	MasqueradeAll      bool

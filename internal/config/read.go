@@ -176,10 +176,10 @@ func (r *reader) detectLocal() {
 
 // nodePorts parses the addresses on which NodePorts are open. If the input has no
 // mode, they are those of kube-proxy's default, iptables, even if the mode in force
-// is nftables. In mode ipvs, loopback addresses are never among them.
+// is nftables. In modes ipvs and kernelspace, loopback addresses are never among them.
 func (r *reader) nodePorts() {
 	setNFTables := r.Object.Mode == NFTables
-	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !setNFTables && r.c.Mode != IPVS
+	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !setNFTables && r.c.Mode != IPVS && r.c.Mode != Kernelspace
 	if len(r.o.NodePortAddresses) == 0 {
 		if setNFTables {
 			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}

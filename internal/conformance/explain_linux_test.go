@@ -19,7 +19,7 @@ var fitting = map[proxy.Verdict][]statusapi.Reason{
 	proxy.Reject:  {statusapi.NoEndpoints, statusapi.NotReady, statusapi.PortNameMismatch, statusapi.PortNotOfService},
 	proxy.Drop:    {statusapi.SourceRange, statusapi.NoLocalEndpoint, statusapi.UnallocatedAddress},
 	proxy.Untouched: {
-		statusapi.NoSuchFrontend, statusapi.NodePortClosedHere,
+		statusapi.NoSuchFrontend, statusapi.NodePortClosedHere, statusapi.RelayedByDaemon,
 	},
 }
 

@@ -237,6 +237,42 @@ func TestExplainOutdatedNode(t *testing.T) {
 	}
 }
 
+// TestExplainRelayed asks about NodePorts at ::1, which rules leave alone.
+func TestExplainRelayed(t *testing.T) {
+	for _, tt := range []struct {
+		localhost bool
+		to        string
+		reason    statusapi.Reason
+	}{
+		{true, "[::1]:30080", statusapi.RelayedByDaemon},
+		{true, "[::1]:30081", statusapi.PortNameMismatch},
+		{false, "[::1]:30080", statusapi.NodePortClosedHere},
+	} {
+		r := resolve.New(resolve.Settings{
+			NodeName: "here", LocalhostNodePorts: tt.localhost,
+			NodePortAddresses: resolve.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("::1/128")}},
+		})
+		port := v1.ServicePort{Name: "http", Port: 80, NodePort: 30080}
+		r.Services.Update(nil, &v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "six"},
+			Spec: v1.ServiceSpec{Type: v1.ServiceTypeNodePort, ClusterIP: "fd00::5", Ports: []v1.ServicePort{
+				port, {Name: "none", Port: 81, NodePort: 30081},
+			}},
+		})
+		r.Endpoints.Update(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "six-1", Labels: map[string]string{discoveryv1.LabelServiceName: "six"}},
+			AddressType: discoveryv1.AddressTypeIPv6, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"fd00:1::1"}}},
+			Ports: []discoveryv1.EndpointPort{{Name: &port.Name, Port: &port.Port}},
+		}, false)
+		r.Update()
+		a, err := (&World{Resolver: r}).Explain(Question{To: tt.to})
+		must(t, err)
+		if a.Reason != tt.reason || a.Verdict != "untouched" {
+			t.Errorf("%+v: %s %s", tt, a.Verdict, a.Reason)
+		}
+	}
+}
+
 // TestExplainFamilyNotServed checks that no answer denies that other nodes serve an
 // address of a family that this node does not serve.
 func TestExplainFamilyNotServed(t *testing.T) {

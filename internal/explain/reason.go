@@ -71,6 +71,9 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 	case proxy.SourceRange:
 		return statusapi.SourceRange, fmt.Sprintf("The client is in none of loadBalancerSourceRanges (%s).", prefixList(o.Route.From))
 	case proxy.NodePortClosedHere:
+		if node := x.world.Resolver.State().Node; node.Relays(x.packet.Protocol, dst.Addr()) {
+			return x.relayed(row.Policy(proxy.NodePort, node)[proxy.ThisNode].To)
+		}
 		return statusapi.NodePortClosedHere, fmt.Sprintf("%d is a NodePort, and %v does not take NodePorts: %s.",
 			dst.Port(), dst.Addr(), x.nodePortAddresses())
 	case proxy.PortNotOfService:
@@ -93,6 +96,15 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 		consequence = "Mode ipvs rejects other ports of an address that a Service has."
 	}
 	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. %s", dst, x.packet.Protocol, consequence)
+}
+
+// relayed returns that the daemon relays to endpoints, or why there are none.
+func (x *explanation) relayed(to []proxy.Endpoint) (statusapi.Reason, string) {
+	if len(to) == 0 {
+		return x.noEndpoints()
+	}
+	return statusapi.RelayedByDaemon, fmt.Sprintf("%d is a NodePort. Rules leave %v alone: the daemon listens there, and relays to one of %s.",
+		x.packet.Dst.Port(), x.packet.Dst.Addr(), count(len(to), "endpoint"))
 }
 
 // nodePortAddresses returns which of the node's addresses take NodePorts, in words.

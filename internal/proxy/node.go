@@ -31,6 +31,7 @@ type Node struct {
 	NodePorts     []netip.Prefix       // node addresses in these ranges accept NodePorts; no range contains another
 
 	LocalhostNodePorts bool // IPv4 loopback addresses in NodePorts accept NodePorts too
+	RelaysLoopback     bool // this process relays NodePorts at ::1; for rules ::1 has none
 }
 
 // Origin classifies a packet. A source address that is in the pod range and belongs
@@ -54,6 +55,11 @@ func (n *Node) TakesNodePorts(a netip.Addr) bool {
 }
 
 func (n *Node) loopbackTakesNodePorts(f Family) bool { return f == IPv4 && n.LocalhostNodePorts }
+
+// Relays reports whether this process relays a protocol to NodePorts at an address.
+func (n *Node) Relays(p Protocol, a netip.Addr) bool {
+	return n.RelaysLoopback && a == netip.IPv6Loopback() && p != SCTP
+}
 
 // NodePortAddresses returns the ranges whose local addresses of a family accept
 // NodePorts, and exceptions from them.

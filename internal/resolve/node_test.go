@@ -3,6 +3,7 @@ package resolve
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -133,19 +134,32 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
-// TestNodePortsOnLocalhost opens NodePorts on loopback addresses only, as mode
-// iptables can: those of IPv4.
+// TestNodePortsOnLocalhost opens NodePorts on loopback addresses only: those of IPv4 by
+// rules, ::1 by a relay if it is named.
 func TestNodePortsOnLocalhost(t *testing.T) {
-	r := New(Settings{
-		NodeName: testNode, LocalhostNodePorts: true,
-		NodePortAddresses: NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "::1/128")},
-	})
-	r.UpdateNode(nodeOf("", "192.168.0.1"))
-	r.Update()
-	n := r.State().Node
-	for addr, want := range map[string]bool{"127.0.0.1": true, "192.168.0.1": false, "::1": false, "2001:db8::1": false} {
-		if n.TakesNodePorts(netip.MustParseAddr(addr)) != want {
-			t.Errorf("%s takes NodePorts: %t", addr, !want)
+	for _, tt := range []struct {
+		cidrs     string
+		localhost bool
+		relays    bool
+		takes     bool // 127.0.0.1
+		problems  int
+	}{
+		{"127.0.0.0/8 ::1/128", true, true, true, 0},
+		{"127.0.0.0/8", true, false, true, 0},
+		{"::1/128", true, true, true, 0},
+		{"0.0.0.0/0 ::/0", true, false, true, 0},
+		{"127.0.0.0/8 ::1/128", false, false, false, 2},
+	} {
+		r := New(Settings{
+			NodeName: testNode, LocalhostNodePorts: tt.localhost,
+			NodePortAddresses: NodePortAddresses{CIDRs: prefixes(strings.Fields(tt.cidrs)...)},
+		})
+		r.UpdateNode(nodeOf("", "192.168.0.1"))
+		r.Update()
+		n := r.State().Node
+		if n.RelaysLoopback != tt.relays || n.TakesNodePorts(netip.MustParseAddr("127.0.0.1")) != tt.takes ||
+			n.TakesNodePorts(netip.IPv6Loopback()) || len(problemsOf(r)) != tt.problems {
+			t.Errorf("%+v: relays %t, node ports %v, problems %v", tt, n.RelaysLoopback, n.NodePorts, problemsOf(r))
 		}
 	}
 }

@@ -34,7 +34,7 @@ type Explanation struct {
 // Fine reports whether there is nothing to fix: the packet is forwarded and, as far
 // as it was checked, the kernel forwards it too.
 func (e *Explanation) Fine() bool {
-	return e.Reason == Forwarded && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed &&
+	return (e.Reason == Forwarded || e.Reason == RelayedByDaemon) && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed &&
 		(e.Handshake == nil || e.Handshake.Error == "") && (e.Trace == nil || e.Trace.DroppedBy == nil && !e.Trace.Bypassed)
 }
 
@@ -154,6 +154,7 @@ const (
 	PortNotOfService   Reason = "PortNotOfService"   // the address is the ClusterIP of a Service that has no such port
 	UnallocatedAddress Reason = "UnallocatedAddress" // the address is in the range of ClusterIPs, and no Service has it
 	NodePortClosedHere Reason = "NodePortClosedHere" // the port is a NodePort, but not at this address of the node
+	RelayedByDaemon    Reason = "RelayedByDaemon"    // the rules leave the packet to the daemon, which relays it to an endpoint
 	SourceRange        Reason = "SourceRange"        // the client is in none of loadBalancerSourceRanges
 	NoEndpoints        Reason = "NoEndpoints"        // the Service has no endpoints, or none that could be used even if ready
 	NotReady           Reason = "NotReady"           // the Service has endpoints, and none is ready
@@ -167,9 +168,9 @@ const (
 	OtherProxy         Reason = "OtherProxy"         // a label assigns the Service to another proxy
 )
 
-// Reasons lists all reasons. The first is the only one that needs no action.
+// Reasons lists all reasons. Only Forwarded and RelayedByDaemon need no action.
 var Reasons = [...]Reason{
 	Forwarded, NotSynced, NoSuchFrontend, PortNotOfService, UnallocatedAddress, NodePortClosedHere, SourceRange,
 	NoEndpoints, NotReady, NoLocalEndpoint, PortNameMismatch, LostClaim, RefusedByKernel, Headless,
-	NoPorts, FamilyNotServed, OtherProxy,
+	NoPorts, FamilyNotServed, OtherProxy, RelayedByDaemon,
 }
