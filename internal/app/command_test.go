@@ -327,6 +327,25 @@ func TestBrokenKubeconfigIsNamed(t *testing.T) {
 	}
 }
 
+// TestCompression checks that answers of the API server are compressed unless the
+// kubeconfig says otherwise, as for every client.
+func TestCompression(t *testing.T) {
+	for field, disabled := range map[string]bool{"": false, ", disable-compression: true": true} {
+		file := filepath.Join(t.TempDir(), "kubeconfig")
+		text := `{clusters: [{name: c, cluster: {server: "http://192.0.2.1"` + field + `}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		from, err := newOptions("linux").apiServer(v1alpha1.ClientConnectionConfiguration{Kubeconfig: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if from.config.DisableCompression != disabled {
+			t.Errorf("%q: compression is disabled: %t", field, !disabled)
+		}
+	}
+}
+
 func TestHelp(t *testing.T) {
 	out, err := execute(t, "--help")
 	if err != nil {

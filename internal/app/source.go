@@ -71,9 +71,6 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	cfg.ContentType = c.ContentType
 	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
 	cfg.QPS, cfg.Burst = c.QPS, int(c.Burst)
-	// A node reads everything once, and then small changes. Compression takes both
-	// sides longer than sending without.
-	cfg.DisableCompression = true
 	client, err := apiclient.New(cfg)
 	if err != nil {
 		return objectSource{}, o.clientError(c.Kubeconfig, err)

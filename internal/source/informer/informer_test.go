@@ -1,8 +1,11 @@
 package informer_test
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -154,6 +157,56 @@ func TestContacts(t *testing.T) {
 		}
 		r.stop()
 	})
+}
+
+// TestRunCompressed reads watches that are compressed as Kubernetes 1.37 does it: what is
+// sent at once ends as a gzip file of its own.
+func TestRunCompressed(t *testing.T) {
+	s, compressed := newObjects(), atomic.Int64{}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("sendInitialEvents") == "true" && r.Header.Get("Accept-Encoding") == "gzip" {
+			compressed.Add(1)
+			w.Header().Set("Content-Encoding", "gzip")
+			w = &compressor{ResponseWriter: w}
+		}
+		s.serve(w, r)
+	}))
+	t.Cleanup(func() {
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		s.Close()
+	})
+	s.put(servicesPath, service("web", "10.0.0.1"))
+	r := start(t, s.client(t))
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1:80"})...)
+	s.put(servicesPath, service("web", "10.0.0.2"))
+	r.events(t, "~svc web 10.0.0.1:80 -> web 10.0.0.2:80")
+	s.remove(servicesPath, "web")
+	r.events(t, "-svc web 10.0.0.2:80")
+	if n := compressed.Load(); n != 4 {
+		t.Errorf("%d watches were compressed, want one of each kind", n)
+	}
+}
+
+// compressor compresses what is written until each Flush.
+type compressor struct {
+	http.ResponseWriter
+	to *gzip.Writer
+}
+
+func (c *compressor) Write(text []byte) (int, error) {
+	if c.to == nil {
+		c.to = gzip.NewWriter(c.ResponseWriter)
+	}
+	return c.to.Write(text)
+}
+
+func (c *compressor) Flush() {
+	if c.to != nil {
+		_ = c.to.Flush()
+		_ = c.to.Close()
+		c.to = nil
+	}
+	c.ResponseWriter.(http.Flusher).Flush()
 }
 
 func TestRunMissedDeletion(t *testing.T) {
