@@ -132,7 +132,7 @@ func TestMain(m *testing.M) {
 // TestGuideNamesWhatThereIs looks for each file that the guide names.
 func TestGuideNamesWhatThereIs(t *testing.T) {
 	guide := contents(t, root+"/docs/replace-kube-proxy.md")
-	named := regexp.MustCompile(`\bdeploy/[\w/.-]*\w`).FindAllString(string(guide), -1)
+	named := regexp.MustCompile(`\bdeploy/[\w/.+-]*\w`).FindAllString(string(guide), -1)
 	if len(named) == 0 {
 		t.Fatal("the guide names nothing under deploy/")
 	}

@@ -3,16 +3,20 @@ package deploy
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 
 	"sluice/internal/statusapi"
@@ -67,6 +71,71 @@ func TestReplacementChangesTheImageOnly(t *testing.T) {
 	}
 	if diff := cmp.Diff(any(want), got); diff != "" {
 		t.Errorf("the overlay (-want +got):\n%s", diff)
+	}
+}
+
+// kubeadms is the DaemonSet that kubeadm 1.37 writes, without what every DaemonSet has.
+const kubeadms = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kube-proxy, namespace: kube-system, labels: {k8s-app: kube-proxy}}
+spec:
+  selector: {matchLabels: {k8s-app: kube-proxy}}
+  template:
+    metadata: {labels: {k8s-app: kube-proxy}}
+    spec:
+      hostNetwork: true
+      priorityClassName: system-node-critical
+      serviceAccountName: kube-proxy
+      tolerations: [{operator: Exists}]
+      nodeSelector: {kubernetes.io/os: linux}
+      containers:
+      - name: kube-proxy
+        image: registry.k8s.io/kube-proxy:v1.37.0
+        imagePullPolicy: IfNotPresent
+        command: [/usr/local/bin/kube-proxy, --config=/var/lib/kube-proxy/config.conf, --hostname-override=$(NODE_NAME)]
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        securityContext: {privileged: true}
+        volumeMounts:
+        - {name: kube-proxy, mountPath: /var/lib/kube-proxy}
+        - {name: xtables-lock, mountPath: /run/xtables.lock}
+        - {name: lib-modules, mountPath: /lib/modules, readOnly: true}
+      volumes:
+      - {name: kube-proxy, configMap: {name: kube-proxy}}
+      - {name: xtables-lock, hostPath: {path: /run/xtables.lock, type: FileOrCreate}}
+      - {name: lib-modules, hostPath: {path: /lib/modules}}
+`
+
+// patchOfKubeadm is how kubeadm 1.37 reads from the name of a file which object of its own it
+// patches, and by what kind of patch.
+var patchOfKubeadm = regexp.MustCompile(`^kubeproxydaemonset[^.+\n]*\+strategic\.(json|yaml)$`)
+
+// TestKubeadmPatch does with the patches what kubeadm does: only the image changes.
+func TestKubeadmPatch(t *testing.T) {
+	const dir = root + "/deploy/kubeadm/patches"
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 1 || !patchOfKubeadm.MatchString(files[0].Name()) {
+		t.Fatalf("%v: files %v; want one that kubeadm takes for a strategic merge patch of the DaemonSet", err, files)
+	}
+	object, err := yaml.YAMLToJSONStrict([]byte(kubeadms))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := yaml.YAMLToJSONStrict(contents(t, dir+"/"+files[0].Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patched, err := strategicpatch.StrategicMergePatch(object, patch, appsv1.DaemonSet{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, got appsv1.DaemonSet
+	if err := errors.Join(yaml.UnmarshalStrict(object, &want), yaml.UnmarshalStrict(patched, &got)); err != nil {
+		t.Fatal(err)
+	}
+	want.Spec.Template.Spec.Containers[0].Image = "sluice:latest-iptables"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the DaemonSet (-want +got):\n%s", diff)
 	}
 }
 
