@@ -443,7 +443,7 @@ func otherRules(bed *testbed.Testbed) string {
 
 func listOtherRules(bed *testbed.Testbed) string {
 	bed.T.Helper()
-	return bed.Run("sh", "-c", `for t in 'inet others' 'inet firewalld' 'ip early'; do nft -s list table $t; done 2>&1
+	return bed.Run("sh", "-c", `for t in 'inet others' 'inet firewalld' 'ip early' 'ip cni_hostport'; do nft -s list table $t; done 2>&1
 for p in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`)
 }
 

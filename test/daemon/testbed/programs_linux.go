@@ -6,23 +6,34 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"sluice/internal/conformance/lab"
 )
 
 // Run runs a program on the node and returns its output. It must succeed.
 func (b *Testbed) Run(program string, args ...string) string {
 	b.T.Helper()
 	var out, problems strings.Builder
-	if code := b.run(exec.Command(program, args...), &out, &problems); code != 0 {
+	if code := b.run(b.Lab.Node(), exec.Command(program, args...), &out, &problems); code != 0 {
 		b.T.Fatalf("run %s %q: exit code %d\n%s%s", program, args, code, &out, &problems)
 	}
 	return out.String()
+}
+
+// RunIn is [Testbed.Run] in a pod.
+func (b *Testbed) RunIn(pod *lab.Host, program string, args ...string) {
+	b.T.Helper()
+	var out strings.Builder
+	if code := b.run(pod, exec.Command(program, args...), &out, &out); code != 0 {
+		b.T.Fatalf("run %s %q in %s: exit code %d\n%s", program, args, pod.Name, code, &out)
+	}
 }
 
 // Call runs a program on the node and returns what it said, also of errors, and its exit code.
 func (b *Testbed) Call(program string, args ...string) (said string, code int) {
 	b.T.Helper()
 	var out strings.Builder
-	code = b.run(exec.Command(program, args...), &out, &out)
+	code = b.run(b.Lab.Node(), exec.Command(program, args...), &out, &out)
 	return out.String(), code
 }
 
@@ -54,10 +65,10 @@ func (b *Testbed) TraceClient() (said string, code int) {
 	return said, code
 }
 
-func (b *Testbed) run(cmd *exec.Cmd, out, problems io.Writer) (code int) {
+func (b *Testbed) run(in *lab.Host, cmd *exec.Cmd, out, problems io.Writer) (code int) {
 	b.T.Helper()
 	cmd.Stdout, cmd.Stderr = out, problems
-	if err := b.Lab.Node().Start(cmd); err != nil {
+	if err := in.Start(cmd); err != nil {
 		b.T.Fatal(err)
 	}
 	_ = cmd.Wait() // the exit code tells
