@@ -108,15 +108,17 @@ table ip cni_hostport {
 		tcp dport 80 dnat to 10.0.0.12:8080 comment "4f1c"
 	}
 	chain hostip_hostports { }
+	chain hostports_all {
+		jump hostip_hostports
+		jump hostports
+	}
 	chain prerouting {
 		type nat hook prerouting priority dstnat; policy accept;
-		jump hostip_hostports
-		fib daddr type local jump hostports
+		fib daddr type local jump hostports_all
 	}
 	chain output {
 		type nat hook output priority -100; policy accept;
-		jump hostip_hostports
-		fib daddr type local jump hostports
+		fib daddr type local jump hostports_all
 	}
 	chain masquerading {
 		type nat hook postrouting priority srcnat; policy accept;
