@@ -111,8 +111,12 @@ func (r *Relay) Applied(state *proxy.State, d *proxy.Delta) {
 			want[key] = row
 		}
 	}
-	if remove := r.index.Update(changed, want); remove != nil {
+	remove := r.index.Update(changed, want)
+	if remove != nil {
 		remove()
+	}
+	if len(want) == 0 && remove == nil {
+		return // The change is of others' rows.
 	}
 	select {
 	case r.wake <- struct{}{}:
