@@ -108,7 +108,9 @@ func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, 
 // earlier one.
 type Ports struct{ last atomic.Uint32 }
 
-const firstPort, portCount = 32768, 32000
+// These are the ports that Linux gives to clients by default, from 32768 to 60999. Mode userspace
+// chooses higher ones at their addresses.
+const firstPort, portCount = 32768, 28232
 
 func (p *Ports) next() uint16 { return uint16(firstPort + p.last.Add(1)%portCount) }
 
