@@ -187,15 +187,18 @@ func TestSilentServerIsShown(t *testing.T) {
 		reason   string
 	}{
 		{
-			[]informer.Lost{lost("endpointslices", "connection refused"), lost("services", "connection refused")}, engine.SourceSilent, statusapi.DoubtError,
+			[]informer.Lost{lost("endpointslices", "connection refused"), lost("services", "connection refused")},
+			engine.SourceSilent, statusapi.DoubtError,
 			"changes of objects are not known (endpointslices, services: connection refused); they were last heard of at 2026-01-02T03:04:05Z",
 		},
 		{
-			[]informer.Lost{never, lost("services", "EOF")}, engine.SourceSilent, statusapi.DoubtError,
+			[]informer.Lost{never, lost("services", "EOF")},
+			engine.SourceSilent, statusapi.DoubtError,
 			"changes of objects are not known (nodes: forbidden; services: EOF); they were last heard of at 2026-01-02T03:04:05Z",
 		},
 		{
-			[]informer.Lost{never}, engine.SourceIncomplete, statusapi.DoubtWarning,
+			[]informer.Lost{never},
+			engine.SourceIncomplete, statusapi.DoubtWarning,
 			"changes of objects are not known (nodes: forbidden); nothing was heard of them since the start",
 		},
 	} {

@@ -50,6 +50,41 @@ func TestStatusTellsWhatIsInForce(t *testing.T) {
 	}
 }
 
+// TestStatusDoubtsChangedRules deletes the rules whenever they were repaired, so that repairs
+// are delayed. While a table is missing, status, --wait and the metrics say so.
+func TestStatusDoubtsChangedRules(t *testing.T) {
+	bed := testbed.New(t)
+	bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
+	bed.Start(nil, "--metrics-bind-address", "127.0.0.1:10249")
+	bed.AwaitSync()
+	missing := func() bool { _, code := bed.Call("nft", "list", "table", "ip", "sluice"); return code != 0 }
+	var metrics, waited, text string
+	var exit int
+	testbed.Eventually(t, "a repair that waits for longer than three questions take", func() bool {
+		testbed.Eventually(t, "the repair", func() bool { return !missing() })
+		bed.Run("nft", "delete", "table", "ip", "sluice")
+		testbed.Eventually(t, "the doubt, or the repair", func() bool {
+			text, _ = bed.Sluice("status")
+			return strings.Contains(text, "RulesChanged") || !missing()
+		})
+		_, metrics, _ = bed.Get("http://127.0.0.1:10249/metrics")
+		waited, exit = bed.Sluice("status", "--wait=0s")
+		return missing() // else the next repair waits for twice as long
+	})
+	if !strings.Contains(metrics, `sluice_doubts{kind="RulesChanged"} 1`) {
+		t.Error("the metrics have no doubt")
+	}
+	const doubt = "another process changed our rules: rule deleted in chain services of table ip sluice by nft, process "
+	if exit != 1 || !strings.Contains(waited, "not everything is in force: IN DOUBT: "+doubt) || !strings.Contains(text, "\nIN DOUBT: "+doubt) ||
+		!strings.Contains(text, "Next: they are compared and repaired, in ") {
+		t.Errorf("--wait: exit %d, %s; status:\n%s", exit, waited, text)
+	}
+	testbed.Eventually(t, "the repair", func() bool { _, exit := bed.Sluice("status", "--wait=0s"); return exit == 0 })
+	if missing() {
+		t.Error("in force, it is said, and the table is missing")
+	}
+}
+
 // TestStatusDoesNotHoldUpChanges reads the whole status continuously and concurrently while an
 // endpoint is replaced: the change still takes effect at once.
 func TestStatusDoesNotHoldUpChanges(t *testing.T) {
