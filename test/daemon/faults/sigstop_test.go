@@ -199,6 +199,10 @@ func TestStoppedDaemonIsNamed(t *testing.T) {
 	}
 	signal(d, syscall.SIGSTOP)
 	defer signal(d, syscall.SIGCONT)
+	testbed.Eventually(t, "a daemon that is stopped", func() bool {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Cmd.Process.Pid))
+		return err == nil && strings.Contains(string(state), "State:\tT")
+	})
 	began := time.Now()
 	text, code := bed.Sluice("status")
 	want := fmt.Sprintf("does not answer: process %d is stopped, kill -CONT %d continues it", d.Cmd.Process.Pid, d.Cmd.Process.Pid)
