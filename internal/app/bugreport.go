@@ -45,7 +45,7 @@ Exit code: 0; 2 if neither the daemon nor its rules could be read.`,
 	fs.StringVarP(&output, "output", "o", "", "write to this `FILE`, which must not exist; - is standard output; "+
 		"the default is a name with host and time in the current folder")
 	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "read metrics from the metrics server at this `IP:PORT`")
-	fs.DurationVar(&s.Timeout, "timeout", 9*time.Second, "collect for up to this `TIME`; a node with many thousand Services may take longer")
+	fs.DurationVar(&s.Timeout, "timeout", 8*time.Second, "collect for up to this `TIME`; a node with many thousand Services may take longer")
 	fs.StringVar(&s.Log, "log", "", "add the end of this log `FILE`")
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
