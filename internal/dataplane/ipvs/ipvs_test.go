@@ -371,6 +371,28 @@ func TestRefusedRows(t *testing.T) {
 	h.wantReals(at(bad), map[string]uint32{one: 1})
 }
 
+// TestRefusedChangeKeepsServers refuses the new version of a row, as often as it is tried:
+// the engine syncs the earlier one, and no server of that goes.
+func TestRefusedChangeKeepsServers(t *testing.T) {
+	h := newHost(t)
+	good, bad := service(1, proxy.TCP, one), service(1, proxy.TCP, one)
+	bad.Balancing = proxy.Maglev
+	h.servers = ipvstest.NewFake("rr")
+	d := h.open(mode.IPVS{})
+	h.sync(d, good)
+	h.servers.Reset()
+	for range 2 {
+		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: good, New: bad}}}); err == nil {
+			t.Error("the scheduler is not refused")
+		}
+		h.wantReals(at(good), map[string]uint32{one: 1})
+		h.sync(d, good)
+	}
+	if _, done := h.servers.Reset(); slices.ContainsFunc(done, func(op string) bool { return strings.HasPrefix(op, "delete") }) {
+		t.Errorf("servers were deleted: %q", done)
+	}
+}
+
 // TestStale removes what is at addresses of our link and not wanted, but for
 // what is excluded.
 func TestStale(t *testing.T) {
