@@ -66,15 +66,19 @@ func TestFirewallOutOfReach(t *testing.T) {
 			bed.Run("nft", "add", "rule", "ip", "filter", "FORWARD", "meta", "mark", "set", "ct", "mark", "map", "{ 1 : 2 }")
 			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodA))
 			bed.Start(withoutPrograms, "--proxy-mode", mode)
-			doubted := func() bool {
-				n, err := nodeStatus(bed)
-				return err == nil && !n.InForce() && slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
-					return d.Kind == "FirewallDrops" && strings.Contains(d.Reason, "policy DROP of chain FORWARD") && strings.Contains(d.Next, next)
-				})
+			doubted := func(want bool) func() bool {
+				return func() bool {
+					n, err := nodeStatus(bed)
+					is := slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
+						return d.Kind == "FirewallDrops" && strings.Contains(d.Reason, "policy DROP of chain FORWARD") && strings.Contains(d.Next, next)
+					})
+					return err == nil && is == want && n.InForce() != want
+				}
 			}
-			testbed.Eventually(t, "the doubt", doubted)
+			testbed.Eventually(t, "the doubt", doubted(true))
 			bed.Run("nft", "chain ip filter FORWARD { policy accept; }")
-			testbed.Eventually(t, "no doubt", func() bool { return !doubted() && bed.Answers(testbed.ClusterIP, testbed.PodA)() })
+			testbed.Eventually(t, "no doubt", doubted(false))
+			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
 		})
 	}
 }

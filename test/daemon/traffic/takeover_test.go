@@ -61,19 +61,19 @@ func TestTakeoverOutOfReach(t *testing.T) {
 	bed.Run("sh", "-ec", "iptables-legacy-restore <<'END'\n"+leftovers+"END")
 	d := bed.Start(withoutPrograms)
 	d.AwaitFirstSync()
-	doubted := func() (n statusapi.Node, is bool) {
-		n, err := nodeStatus(bed)
-		if err != nil {
-			t.Fatal(err)
+	doubted := func(want bool) func() bool {
+		return func() bool {
+			n, err := nodeStatus(bed)
+			is := slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
+				return d.Kind == "LeftoverRules" && strings.Contains(d.Reason, "nat of iptables-legacy") && strings.Contains(d.Next, "kube-proxy --cleanup")
+			})
+			return err == nil && is == want && n.InForce() != want
 		}
-		return n, slices.ContainsFunc(n.Doubts, func(d statusapi.Doubt) bool {
-			return d.Kind == "LeftoverRules" && strings.Contains(d.Reason, "nat of iptables-legacy") && strings.Contains(d.Next, "kube-proxy --cleanup")
-		})
 	}
-	testbed.Eventually(t, "the doubt", func() bool { n, is := doubted(); return is && !n.InForce() })
+	testbed.Eventually(t, "the doubt", doubted(true))
 	if text, code := bed.Sluice("status", "--wait=1ms"); code == 0 || !strings.Contains(text, "LeftoverRules") && !strings.Contains(text, "another service proxy left") {
 		t.Errorf("status --wait: exit code %d, %s", code, text)
 	}
 	bed.Run("sh", "-ec", "iptables-legacy -t nat -F && iptables-legacy -t nat -X")
-	testbed.EventuallyWithin(t, traffic.Scaled(time.Minute), "no doubt", func() bool { _, is := doubted(); return !is })
+	testbed.EventuallyWithin(t, traffic.Scaled(time.Minute), "no doubt", doubted(false))
 }
