@@ -60,8 +60,10 @@ type use[V any] struct {
 }
 
 func newChanges[ID comparable, V any](m *Mode[ID, V]) *Changes[ID, V] {
-	return &Changes[ID, V]{mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{},
-		claims: map[ID]map[proxy.PortKey]*V{}, contested: map[ID]claims[V]{}}
+	return &Changes[ID, V]{
+		mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{},
+		claims: map[ID]map[proxy.PortKey]*V{}, contested: map[ID]claims[V]{},
+	}
 }
 
 // Add records that the row being rendered wants an object.

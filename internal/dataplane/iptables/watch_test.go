@@ -70,22 +70,26 @@ func TestWatch(t *testing.T) {
 		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"rules in these chains, or jumps to them, are missing: nat the chains of Services (IPv4)"}, ""},
 		{
 			"one rule replaced", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\n-A KUBE-NODEPORTS " + strings.Replace(nodePortRule, "1025", "1026", 1) + "\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat KUBE-NODEPORTS (IPv4)"}, "",
+			[]string{"rules differ from those that were written: nat KUBE-NODEPORTS (IPv4)"},
+			"",
 		},
 		{"one rule added", "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n", []string{"rules differ from those that were written: nat KUBE-SERVICES (IPv4)"}, ""},
 		{
 			"a rule added to a Service's chain", "*nat\n-I " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + " -j RETURN\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat the chains of Services (IPv4)"}, "",
+			[]string{"rules differ from those that were written: nat the chains of Services (IPv4)"},
+			"",
 		},
 		{"others' rules", "*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\nCOMMIT\n", nil, ""},
 		{"another's jumps to our chains", "*nat\n-F CNI-HOSTPORT-SETMARK\nCOMMIT\n", nil, portmap},
 		{
 			"our rule, beside another's jump", "*nat\n-D KUBE-MARK-MASQ " + mark + "\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat KUBE-MARK-MASQ (IPv4)"}, portmap,
+			[]string{"rules differ from those that were written: nat KUBE-MARK-MASQ (IPv4)"},
+			portmap,
 		},
 		{
 			"our jump, beside another's", "*nat\n-D PREROUTING " + jumps[chainRef{nat, "PREROUTING"}][0] + "\nCOMMIT\n",
-			[]string{"rules differ from those that were written: nat PREROUTING (IPv4)"}, portmap,
+			[]string{"rules differ from those that were written: nat PREROUTING (IPv4)"},
+			portmap,
 		},
 	}
 	for _, tt := range tests {
