@@ -78,10 +78,10 @@ func TestHardened(t *testing.T) {
 			}
 			bed.Write("web.yaml", testbed.Service("web", testbed.ClusterIP, testbed.PodB))
 			testbed.Eventually(t, "the change", bed.Answers(testbed.ClusterIP, testbed.PodB))
-			testbed.Eventually(t, "a status without doubts, such as what it cannot remove", func() bool {
+			testbed.Eventually(t, "a status without errors, such as what it cannot remove", func() bool {
 				var n statusapi.Node
 				err := statusapi.AtSocket(bed.Socket).Get(t.Context(), statusapi.NodePath, nil, &n)
-				return err == nil && len(n.Doubts) == 0
+				return err == nil && n.InForce()
 			})
 			if code := d.End(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit code %d", code)
