@@ -38,7 +38,8 @@ type Configuration struct {
 	MetricsBindAddress netip.AddrPort // the zero value: no metrics server
 	ClusterCIDRs       []netip.Prefix
 	NodePortAddresses  NodePortAddresses
-	LocalhostNodePorts bool           // opens NodePorts on loopback, too, if NodePortAddresses include 127.0.0.0/8 or name ::1
+	LocalhostNodePorts bool           // opens NodePorts on 127.0.0.0/8, too, if NodePortAddresses include it
+	RelayLoopback      bool           // relays NodePorts at ::1, which NodePortAddresses name
 	ExcludeCIDRs       []netip.Prefix // virtual servers in them are not changed by mode ipvs
 	SourceVIP          netip.Addr     // the client address that pods of overlay networks see, in mode kernelspace; the zero value: none
 	MasqueradeAll      bool
@@ -160,7 +161,7 @@ func (c *Configuration) effectiveFields() map[string]string {
 		"clusterCIDR":                 fmt.Sprint(c.ClusterCIDRs),
 		"ipvs.excludeCIDRs":           fmt.Sprint(c.ExcludeCIDRs),
 		"winkernel.sourceVip":         c.SourceVIP.String(),
-		"nodePortAddresses":           c.NodePortAddresses.String(),
+		"nodePortAddresses":           c.nodePortsString(),
 		"iptables.localhostNodePorts": fmt.Sprint(c.LocalhostNodePorts),
 		"masqueradeAll":               fmt.Sprint(c.MasqueradeAll),
 		"masqueradeBit":               fmt.Sprint(c.MasqueradeBit),
@@ -168,6 +169,14 @@ func (c *Configuration) effectiveFields() map[string]string {
 		"syncPeriod":                  c.SyncPeriod.String(),
 	})
 	return out
+}
+
+// nodePortsString returns which addresses take NodePorts.
+func (c *Configuration) nodePortsString() string {
+	if c.RelayLoopback {
+		return c.NodePortAddresses.String() + ", relayed at ::1"
+	}
+	return c.NodePortAddresses.String()
 }
 
 // ProxyMode is the name of a mode.

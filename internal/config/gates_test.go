@@ -68,19 +68,21 @@ func TestGatesThatHaveAnEffect(t *testing.T) {
 }
 
 // TestLocalhostNodePortsOfNFTables checks that they need the gate and explicit
-// loopback addresses if the input sets the mode.
+// loopback addresses of their family if the input sets the mode.
 func TestLocalhostNodePortsOfNFTables(t *testing.T) {
 	for _, tt := range []struct {
 		gate      bool
 		addresses []string
-		want      bool
+		want      bool // 127.0.0.0/8
+		relay     bool // ::1
 	}{
-		{false, nil, false},
-		{false, []string{Localhost}, false},
-		{true, nil, false},
-		{true, []string{All}, false},
-		{true, []string{Localhost}, true},
-		{true, []string{Primary, "127.0.0.1/32"}, true},
+		{false, nil, false, false},
+		{false, []string{Localhost}, false, false},
+		{true, nil, false, false},
+		{true, []string{All}, false, false},
+		{true, []string{Localhost}, true, true},
+		{true, []string{Primary, "127.0.0.1/32"}, true, false},
+		{true, []string{"::1/128"}, false, true},
 	} {
 		in := withGates(fmt.Sprintf("%s=%t", GateLocalhostNodePorts, tt.gate))
 		in.Object.Mode, in.Object.NodePortAddresses = v1alpha1.ProxyMode(NFTables), tt.addresses
@@ -88,8 +90,8 @@ func TestLocalhostNodePortsOfNFTables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.LocalhostNodePorts != tt.want {
-			t.Errorf("gate %t, addresses %v: localhost NodePorts %t", tt.gate, tt.addresses, c.LocalhostNodePorts)
+		if c.LocalhostNodePorts != tt.want || c.RelayLoopback != tt.relay {
+			t.Errorf("gate %t, addresses %v: localhost NodePorts %t, relay %t", tt.gate, tt.addresses, c.LocalhostNodePorts, c.RelayLoopback)
 		}
 	}
 }

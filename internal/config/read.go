@@ -179,7 +179,8 @@ func (r *reader) detectLocal() {
 // is nftables. In modes ipvs and kernelspace, loopback addresses are never among them.
 func (r *reader) nodePorts() {
 	setNFTables := r.Object.Mode == NFTables
-	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !setNFTables && r.c.Mode != IPVS && r.c.Mode != Kernelspace
+	opens := *r.o.IPTables.LocalhostNodePorts && !setNFTables && r.c.Mode != IPVS && r.c.Mode != Kernelspace
+	r.c.LocalhostNodePorts = opens
 	if len(r.o.NodePortAddresses) == 0 {
 		if setNFTables {
 			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}
@@ -189,11 +190,16 @@ func (r *reader) nodePorts() {
 	var err error
 	r.c.NodePortAddresses, err = parseNodePortAddresses(r.o.NodePortAddresses)
 	r.check("nodePortAddresses", strings.Join(r.o.NodePortAddresses, ","), err)
-	// If the input sets mode nftables, it must also name loopback addresses.
 	if setNFTables && r.c.gates != nil {
-		r.c.LocalhostNodePorts = r.c.gates.Enabled(GateLocalhostNodePorts) &&
-			slices.ContainsFunc(r.c.NodePortAddresses.CIDRs, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+		opens = r.c.gates.Enabled(GateLocalhostNodePorts)
 	}
+	// A relay takes ports from other processes, so ::1 must be named; if the input sets
+	// mode nftables, so must 127.0.0.0/8.
+	names := func(is func(netip.Addr) bool) bool {
+		return slices.ContainsFunc(r.c.NodePortAddresses.CIDRs, func(p netip.Prefix) bool { return p.Addr().IsLoopback() && is(p.Addr()) })
+	}
+	r.c.LocalhostNodePorts = opens && (!setNFTables || names(netip.Addr.Is4))
+	r.c.RelayLoopback = opens && names(netip.Addr.Is6)
 }
 
 // section prefixes a field with the section that the mode in force uses: iptables or

@@ -62,6 +62,7 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 			return s, fmt.Errorf("nodeport_addresses is %q, not primary, all or a list of CIDRs", word)
 		}
 		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
+		s.RelayLoopback = s.RelayLoopback || s.LocalhostNodePorts && p.Addr() == netip.IPv6Loopback()
 	}
 	var err, err2 error
 	s.Allowed.ExternalIPs, err = parsePrefixes(c.ExternalIPs)

@@ -240,16 +240,16 @@ func TestExplainOutdatedNode(t *testing.T) {
 // TestExplainRelayed asks about NodePorts at ::1, which rules leave alone.
 func TestExplainRelayed(t *testing.T) {
 	for _, tt := range []struct {
-		localhost bool
-		to        string
-		reason    statusapi.Reason
+		relay  bool
+		to     string
+		reason statusapi.Reason
 	}{
 		{true, "[::1]:30080", statusapi.RelayedByDaemon},
 		{true, "[::1]:30081", statusapi.PortNameMismatch},
 		{false, "[::1]:30080", statusapi.NodePortClosedHere},
 	} {
 		r := resolve.New(resolve.Settings{
-			NodeName: "here", LocalhostNodePorts: tt.localhost,
+			NodeName: "here", RelayLoopback: tt.relay,
 			NodePortAddresses: resolve.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("::1/128")}},
 		})
 		port := v1.ServicePort{Name: "http", Port: 80, NodePort: 30080}

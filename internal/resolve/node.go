@@ -29,7 +29,8 @@ type Settings struct {
 	Balancing         Balancing         // how endpoints are chosen; used by New only
 
 	NodePortAddresses  NodePortAddresses
-	LocalhostNodePorts bool // loopback addresses may accept NodePorts; ::1 only if the CIDRs name it
+	LocalhostNodePorts bool // IPv4 loopback addresses may accept NodePorts
+	RelayLoopback      bool // NodePorts are relayed at ::1
 
 	// NodeIPs have precedence over the addresses of the Node, which are used for a
 	// family without an address here.
@@ -63,7 +64,7 @@ func (s *Settings) node(in apiobject.Node) (*proxy.Node, []Problem) {
 		MasqueradeAll: s.MasqueradeAll,
 
 		LocalhostNodePorts: s.LocalhostNodePorts,
-		RelaysLoopback:     s.relaysLoopback(),
+		RelaysLoopback:     s.RelayLoopback && s.serves(proxy.IPv6),
 	}
 	var problems []Problem
 	n.NodePorts, problems = s.nodePorts(n.IPs)
@@ -139,21 +140,14 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 		switch {
 		case !loopbackOnly(p), s.LocalhostNodePorts && p.Addr().Is4():
 			return false
-		case s.LocalhostNodePorts:
-			return true // The relay serves it.
+		case s.RelayLoopback && p.Addr().Is6():
+			return true
 		}
 		problems = append(problems, configuration.problem("nodePortAddresses",
 			"%v has only loopback addresses, which do not accept NodePorts", p))
 		return true
 	})
 	return proxy.Outermost(out), problems
-}
-
-// relaysLoopback reports whether NodePorts are relayed at ::1, for which it must be named:
-// a relay takes the port from other processes.
-func (s *Settings) relaysLoopback() bool {
-	return s.LocalhostNodePorts && s.serves(proxy.IPv6) &&
-		slices.ContainsFunc(proxy.PrefixesOf(s.NodePortAddresses.CIDRs, proxy.IPv6), loopbackOnly)
 }
 
 func loopbackOnly(p netip.Prefix) bool {

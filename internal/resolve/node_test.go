@@ -138,26 +138,25 @@ func TestNodePorts(t *testing.T) {
 // rules, ::1 by a relay if it is named.
 func TestNodePortsOnLocalhost(t *testing.T) {
 	for _, tt := range []struct {
-		cidrs     string
-		localhost bool
-		relays    bool
-		takes     bool // 127.0.0.1
-		problems  int
+		cidrs            string
+		localhost, relay bool
+		takes            bool // 127.0.0.1
+		problems         int
 	}{
 		{"127.0.0.0/8 ::1/128", true, true, true, 0},
 		{"127.0.0.0/8", true, false, true, 0},
-		{"::1/128", true, true, true, 0},
+		{"::1/128", false, true, false, 0},
 		{"0.0.0.0/0 ::/0", true, false, true, 0},
 		{"127.0.0.0/8 ::1/128", false, false, false, 2},
 	} {
 		r := New(Settings{
-			NodeName: testNode, LocalhostNodePorts: tt.localhost,
+			NodeName: testNode, LocalhostNodePorts: tt.localhost, RelayLoopback: tt.relay,
 			NodePortAddresses: NodePortAddresses{CIDRs: prefixes(strings.Fields(tt.cidrs)...)},
 		})
 		r.UpdateNode(nodeOf("", "192.168.0.1"))
 		r.Update()
 		n := r.State().Node
-		if n.RelaysLoopback != tt.relays || n.TakesNodePorts(netip.MustParseAddr("127.0.0.1")) != tt.takes ||
+		if n.RelaysLoopback != tt.relay || n.TakesNodePorts(netip.MustParseAddr("127.0.0.1")) != tt.takes ||
 			n.TakesNodePorts(netip.IPv6Loopback()) || len(problemsOf(r)) != tt.problems {
 			t.Errorf("%+v: relays %t, node ports %v, problems %v", tt, n.RelaysLoopback, n.NodePorts, problemsOf(r))
 		}
