@@ -138,8 +138,14 @@ func newEngine(p proxy.Dataplane, doubts *engine.Doubts) *engine.Engine {
 }
 
 // TestChangedRulesAreShown checks what is shown from when another process keeps changing
-// the rules until they are repaired.
+// the rules, or keeps overrunning the socket that would tell, until they are repaired.
 func TestChangedRulesAreShown(t *testing.T) {
+	for _, seen := range []string{"table ip sluice deleted by nft, process 7", "unknown changes, because notifications of the kernel were lost"} {
+		t.Run(seen, func(t *testing.T) { showChangedRules(t, seen) })
+	}
+}
+
+func showChangedRules(t *testing.T, seen string) {
 	synctest.Test(t, func(t *testing.T) {
 		p := watchedPlane{make(chan string)}
 		e := newEngine(p, nil)
@@ -153,10 +159,10 @@ func TestChangedRulesAreShown(t *testing.T) {
 		synctest.Wait()
 		wantNoDoubt(t, e, engine.NotSynced)
 		for range 11 { // each change makes the next repair wait longer
-			p.seen <- "table ip sluice deleted by nft, process 7"
+			p.seen <- seen
 			time.Sleep(time.Second / 2)
 		}
-		d := wantDoubt(t, e, engine.RulesChanged, "another process changed our rules: table ip sluice deleted by nft, process 7")
+		d := wantDoubt(t, e, engine.RulesChanged, "another process changed our rules: "+seen)
 		if d.NextAt == nil || !d.NextAt.After(time.Now()) || d.Since.After(time.Now()) || d.Next != "they are compared and repaired" {
 			t.Errorf("%+v, want since when, what happens next and when", d)
 		}
