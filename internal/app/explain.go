@@ -197,10 +197,10 @@ func whyUnserved(s *v1.Service, addresses []netip.Addr, families []proxy.Family)
 	switch other, labelled := s.Labels[source.LabelServiceProxyName]; {
 	case labelled:
 		return statusapi.OtherProxy, fmt.Sprintf("label %s assigns it to proxy %q", source.LabelServiceProxyName, other)
+	case s.Spec.Type == v1.ServiceTypeExternalName:
+		return statusapi.ExternalName, "it is a DNS name, " + s.Spec.ExternalName
 	case !source.WantsService(s):
 		return statusapi.Headless, "it is headless, so clients connect to its pods"
-	case s.Spec.Type == v1.ServiceTypeExternalName:
-		return statusapi.Headless, "it is a DNS name, " + s.Spec.ExternalName
 	case len(addresses) > 0 && len(s.Spec.Ports) == 0:
 		return statusapi.NoPorts, "it has no ports"
 	case len(addresses) > 0 && !slices.ContainsFunc(addresses, served):

@@ -71,7 +71,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"default/none"}, 1, "Headless"},
 		{[]string{"default/bare"}, 1, "NoPorts"},
 		{[]string{"10.96.0.3:80"}, 1, "10.96.0.3 is an address of Service default/bare, which is not served"},
-		{[]string{"default/alias"}, 1, "it is a DNS name"},
+		{[]string{"default/alias"}, 1, "UNTOUCHED  ExternalName\n           Service default/alias is not served here: it is a DNS name"},
 		{[]string{"default/other"}, 1, "OtherProxy"},
 		{[]string{"10.96.0.2:80"}, 1, "OtherProxy"},
 		{[]string{"10.96.0.1:81"}, 1, "PortNotOfService"},

@@ -22,11 +22,12 @@ func TestUnserved(t *testing.T) {
 		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Ddb&limit=10": `{"metadata": {"namespace": "ns", "name": "db"}, "spec": {"clusterIP": "None"}}`,
 		"/api/v1/services?fieldSelector=spec.clusterIP%3D10.96.0.7&limit=10": `{"metadata": {"namespace": "ns", "name": "mesh",
 			"labels": {"service.kubernetes.io/service-proxy-name": "mesh"}}, "spec": {"clusterIP": "10.96.0.7"}}`,
-		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dweb&limit=10":  `{"metadata": {"namespace": "ns", "name": "web"}, "spec": {"clusterIP": "10.96.0.8", "ports": [{"port": 80}]}}`,
-		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dbare&limit=10": `{"metadata": {"namespace": "ns", "name": "bare"}, "spec": {"clusterIP": "10.96.0.9"}}`,
-		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dsix&limit=10":  `{"metadata": {"namespace": "ns", "name": "six"}, "spec": {"clusterIP": "fd00::5", "ports": [{"port": 80}]}}`,
-		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Ddual&limit=10": `{"metadata": {"namespace": "ns", "name": "dual"}, "spec": {"clusterIP": "fd00::6", "clusterIPs": ["fd00::6", "10.96.0.6"], "ports": [{"port": 80}]}}`,
-		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dnone&limit=10": "",
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dweb&limit=10":   `{"metadata": {"namespace": "ns", "name": "web"}, "spec": {"clusterIP": "10.96.0.8", "ports": [{"port": 80}]}}`,
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dbare&limit=10":  `{"metadata": {"namespace": "ns", "name": "bare"}, "spec": {"clusterIP": "10.96.0.9"}}`,
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dsix&limit=10":   `{"metadata": {"namespace": "ns", "name": "six"}, "spec": {"clusterIP": "fd00::5", "ports": [{"port": 80}]}}`,
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Ddual&limit=10":  `{"metadata": {"namespace": "ns", "name": "dual"}, "spec": {"clusterIP": "fd00::6", "clusterIPs": ["fd00::6", "10.96.0.6"], "ports": [{"port": 80}]}}`,
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dalias&limit=10": `{"metadata": {"namespace": "ns", "name": "alias"}, "spec": {"type": "ExternalName", "externalName": "example.com", "clusterIP": "None"}}`,
+		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Dnone&limit=10":  "",
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		item, known := answers[r.URL.String()]
@@ -46,7 +47,7 @@ func TestUnserved(t *testing.T) {
 	from, only4 := objectSource{client: client}, []proxy.Family{proxy.IPv4}
 	for to, want := range map[string]statusapi.Reason{
 		"ns/db": statusapi.Headless, "ns/db:http": statusapi.Headless, "10.96.0.7:80": statusapi.OtherProxy, "ns/web": "", "ns/none": "",
-		"ns/bare": statusapi.NoPorts, "ns/six": statusapi.FamilyNotServed, "ns/dual": "",
+		"ns/bare": statusapi.NoPorts, "ns/alias": statusapi.ExternalName, "ns/six": statusapi.FamilyNotServed, "ns/dual": "",
 	} {
 		switch got := from.unserved(t.Context(), to, only4); {
 		case got == nil, want == "" && len(got) != 0, want != "" && (len(got) != 1 || got[0].Why != want):

@@ -49,7 +49,7 @@ func TestExplain(t *testing.T) {
 	}
 	for _, reason := range statusapi.Reasons {
 		switch reason {
-		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.NoPorts, statusapi.FamilyNotServed, statusapi.OtherProxy:
+		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.ExternalName, statusapi.NoPorts, statusapi.FamilyNotServed, statusapi.OtherProxy:
 			// The table has no packet for state that is not in the kernel yet, and no packet can be
 			// sent to a Service without an address here.
 		default:

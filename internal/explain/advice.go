@@ -149,6 +149,8 @@ func tryUnserved(why statusapi.Reason) []string {
 	switch why {
 	case statusapi.Headless:
 		return []string{"connect to a pod's own address, which DNS returns for the Service's name"}
+	case statusapi.ExternalName:
+		return []string{"connect to the host that DNS returns for the Service's name, on a port that this host has"}
 	case statusapi.NoPorts:
 		return []string{"give the Service a port: spec.ports"}
 	case statusapi.FamilyNotServed:

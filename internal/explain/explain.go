@@ -30,7 +30,7 @@ type World struct {
 // Unserved is a Service that exists and that this proxy does not serve.
 type Unserved struct {
 	Name      types.NamespacedName
-	Why       statusapi.Reason // Headless, NoPorts, FamilyNotServed or OtherProxy
+	Why       statusapi.Reason // Headless, ExternalName, NoPorts, FamilyNotServed or OtherProxy
 	Detail    string           // the cause, for people
 	Addresses []netip.Addr
 }

@@ -102,7 +102,7 @@ func (w *World) unknown(name types.NamespacedName) error {
 	case len(similar) > 0:
 		e.hint = "; there is " + strings.Join(similar[:min(3, len(similar))], ", ")
 	case w.Unserved == nil:
-		e.hint = fmt.Sprintf(" that this node serves; headless Services and Services of other proxies are not known here: "+
+		e.hint = fmt.Sprintf(" that this node serves; headless Services, DNS aliases and Services of other proxies are not known here: "+
 			"kubectl -n %s get service %s", name.Namespace, name.Name)
 	}
 	return e

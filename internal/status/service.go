@@ -30,7 +30,7 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	})
 	keys := s.rowsOf([]types.NamespacedName{name})
 	if len(keys) == 0 {
-		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
+		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, is a DNS alias, or is another proxy's", name)
 	}
 	traffic := s.settings.Traffic.Of(ctx, keys)
 	out.Traffic = byService(traffic)[name]

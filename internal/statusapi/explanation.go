@@ -163,6 +163,7 @@ const (
 	LostClaim          Reason = "LostClaim"          // another Service claims the same address and port, and has it
 	RefusedByKernel    Reason = "RefusedByKernel"    // the kernel refuses the service port
 	Headless           Reason = "Headless"           // the Service has no address
+	ExternalName       Reason = "ExternalName"       // the Service is an alias in DNS, and has no address
 	NoPorts            Reason = "NoPorts"            // the Service has no ports
 	FamilyNotServed    Reason = "FamilyNotServed"    // this node does not serve the address's family
 	OtherProxy         Reason = "OtherProxy"         // a label assigns the Service to another proxy
@@ -172,5 +173,5 @@ const (
 var Reasons = [...]Reason{
 	Forwarded, NotSynced, NoSuchFrontend, PortNotOfService, UnallocatedAddress, NodePortClosedHere, SourceRange,
 	NoEndpoints, NotReady, NoLocalEndpoint, PortNameMismatch, LostClaim, RefusedByKernel, Headless,
-	NoPorts, FamilyNotServed, OtherProxy, RelayedByDaemon,
+	ExternalName, NoPorts, FamilyNotServed, OtherProxy, RelayedByDaemon,
 }
