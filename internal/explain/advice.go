@@ -126,10 +126,7 @@ func (x *explanation) try() []string {
 	case statusapi.NotReady:
 		return []string{show + " -o yaml", "find out why readiness probes fail: kubectl -n " + namespace + " describe pods"}
 	case statusapi.NoLocalEndpoint:
-		return []string{
-			"run a pod of the Service on this node, or set the policy to Cluster",
-			"a load balancer should exclude this node by its health check",
-		}
+		return x.tryLocalPolicy()
 	case statusapi.PortNameMismatch:
 		return []string{fmt.Sprintf("name the port of the Service as the EndpointSlices do: kubectl -n %s edit service %s", namespace, name)}
 	case statusapi.LostClaim:
@@ -142,6 +139,17 @@ func (x *explanation) try() []string {
 
 func trySync() []string {
 	return []string{"sluice status --wait", "if that does not return, sluice status says what it waits for, or why a sync fails"}
+}
+
+// tryLocalPolicy returns what to do if policy Local leaves no endpoint. No load balancer
+// is in front of a ClusterIP: its clients are pods of this node and the node itself.
+func (x *explanation) tryLocalPolicy() []string {
+	policy := x.trafficPolicy()
+	run := fmt.Sprintf("run a pod of the Service on this node, or set spec.%s to Cluster", policy)
+	if policy == "internalTrafficPolicy" {
+		return []string{run, "with policy Local, every node with clients needs a pod: run the pods as a DaemonSet"}
+	}
+	return []string{run, "a load balancer should exclude this node by its health check"}
 }
 
 // tryUnserved returns what to do about a Service, or an address, that is not served.

@@ -215,6 +215,33 @@ func TestExplainEndpoints(t *testing.T) {
 	}
 }
 
+// TestExplainLocalPolicy checks that the advice is about the policy that applies: no load
+// balancer is in front of a ClusterIP.
+func TestExplainLocalPolicy(t *testing.T) {
+	r := resolverOf(t, `
+kind: Service
+metadata: {namespace: ns, name: far}
+spec: {clusterIP: 10.96.0.1, externalIPs: [198.51.100.1], internalTrafficPolicy: Local, externalTrafficPolicy: Local, ports: [{port: 80}]}
+---
+kind: EndpointSlice
+metadata: {namespace: ns, name: far-1, labels: {kubernetes.io/service-name: far}}
+addressType: IPv4
+ports: [{name: "", port: 80}]
+endpoints: [{addresses: [10.1.1.1], nodeName: there}]
+`)
+	r.Update()
+	for q, want := range map[Question][2]string{
+		{To: "10.96.0.1:80", From: "10.1.0.7"}:       {"spec.internalTrafficPolicy to Cluster", "DaemonSet"},
+		{To: "198.51.100.1:80", From: "203.0.113.9"}: {"spec.externalTrafficPolicy to Cluster", "load balancer"},
+	} {
+		a, err := (&World{Resolver: r}).Explain(q)
+		must(t, err)
+		if a.Reason != statusapi.NoLocalEndpoint || len(a.Try) != 2 || !strings.Contains(a.Try[0], want[0]) || !strings.Contains(a.Try[1], want[1]) {
+			t.Errorf("%s: %s, try %q; want %q", q.To, a.Reason, a.Try, want)
+		}
+	}
+}
+
 // TestExplainOutdatedNode checks that the node's addresses come from the kernel and
 // not from the Node object, as they do in the rules for NodePorts.
 func TestExplainOutdatedNode(t *testing.T) {

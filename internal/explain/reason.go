@@ -63,11 +63,7 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 	case proxy.NoEndpoints:
 		return x.noEndpoints()
 	case proxy.NoLocalEndpoint:
-		policy := "externalTrafficPolicy"
-		if o.Frontend.Kind == proxy.ClusterIP {
-			policy = "internalTrafficPolicy"
-		}
-		return statusapi.NoLocalEndpoint, fmt.Sprintf("%s is Local, and no usable endpoint is on this node.", policy)
+		return statusapi.NoLocalEndpoint, fmt.Sprintf("%s is Local, and no usable endpoint is on this node.", x.trafficPolicy())
 	case proxy.SourceRange:
 		return statusapi.SourceRange, fmt.Sprintf("The client is in none of loadBalancerSourceRanges (%s).", prefixList(o.Route.From))
 	case proxy.NodePortClosedHere:
@@ -105,6 +101,15 @@ func (x *explanation) relayed(to []proxy.Endpoint) (statusapi.Reason, string) {
 	}
 	return statusapi.RelayedByDaemon, fmt.Sprintf("%d is a NodePort. Rules leave %v alone: the daemon listens there, and relays to one of %s.",
 		x.packet.Dst.Port(), x.packet.Dst.Addr(), count(len(to), "endpoint"))
+}
+
+// trafficPolicy returns the field of the Service that limits the packet to endpoints on
+// this node.
+func (x *explanation) trafficPolicy() string {
+	if x.want.Frontend.Kind == proxy.ClusterIP {
+		return "internalTrafficPolicy"
+	}
+	return "externalTrafficPolicy"
 }
 
 // nodePortAddresses returns which of the node's addresses take NodePorts, in words.
