@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +20,7 @@ func (x *explanation) advise() {
 	x.noteSimilar()
 	x.noteDenied()
 	x.noteHNS()
+	x.noteOtherNode()
 	if x.target.port != nil {
 		for _, f := range x.target.port.Frontends[1:] {
 			if f.LostTo != nil {
@@ -78,6 +80,30 @@ func (x *explanation) noteSimilar() {
 
 // maxDenied bounds how many problems of denied addresses an answer lists.
 const maxDenied = 8
+
+// noteOtherNode says that another node decides, if the client is a pod of one. Only what
+// it sends to an address of this node gets here first.
+func (x *explanation) noteOtherNode() {
+	client, r := x.target.from, x.world.Resolver
+	if !client.IsValid() || x.packet.SrcLocal || x.packet.DstLocal {
+		return
+	}
+	sameFamily := func(p netip.Prefix) bool { return proxy.FamilyOf(p.Addr()) == proxy.FamilyOf(client) }
+	pods := slices.DeleteFunc(slices.Clone(r.PodCIDRs()), func(p netip.Prefix) bool { return !sameFamily(p) })
+	switch here, elsewhere := r.Location(client); {
+	case here:
+		return
+	case elsewhere:
+		x.note("the client is on another node, as EndpointSlices say: that node decides where its connections to Services go, " +
+			"so ask there; this answer is what this node would do")
+	case x.now.Origin == proxy.OurPod && x.in == "" && len(pods) > 0 && !proxy.Contains(pods, client):
+		x.note("the client is not within %s, this node's pod range in its Node object: if it is another node's pod, "+
+			"that node decides where its connections to Services go, so ask there; this answer is what this node would do", prefixList(pods))
+	default:
+		return
+	}
+	x.out.Try = append(x.out.Try, fmt.Sprintf("kubectl get pods -A -o wide --field-selector status.podIP=%v", client))
+}
 
 // noteDenied lists addresses that the configuration denies: to the Service that the
 // question names, or the question's address to any Service.

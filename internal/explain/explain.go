@@ -49,7 +49,8 @@ const maxListed = 256
 
 // Explain answers a question. Its errors are for the user, and say what is wrong
 // with the question. The cost is proportional to the endpoints of one Service; for
-// an address that no Service has, to the number of rows.
+// an address that no Service has, to the number of rows; with a client, to the number
+// of all endpoints.
 func (w *World) Explain(q Question) (*Answer, error) {
 	t, err := q.parse(w)
 	if errors.As(err, new(*UnknownError)) && !w.synced() {

@@ -242,6 +242,37 @@ endpoints: [{addresses: [10.1.1.1], nodeName: there}]
 	}
 }
 
+// TestExplainOtherNodesPod checks that the answer about a pod of another node says that
+// the other node decides, unless the packet is for an address of this node.
+func TestExplainOtherNodesPod(t *testing.T) {
+	w := worldOf(t)
+	w.Resolver.UpdateNode(&v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "here"},
+		Spec:       v1.NodeSpec{PodCIDRs: []string{"fd00:1::/64", "10.1.0.0/24"}},
+		Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.168.0.2"}}},
+	})
+	w.Resolver.Update()
+	const known, likely = "the client is on another node, as EndpointSlices say", "the client is not within 10.1.0.0/24, this node's pod range"
+	for _, tt := range []struct{ from, to, in, note string }{
+		{"10.1.1.1", "ns/web", "", known},
+		{"10.1.1.7", "ns/web", "", likely},
+		{"10.1.1.7", "ns/web", "cali0", ""},           // so it is here
+		{"10.1.0.1", "ns/web", "", ""},                // an endpoint on this node
+		{"10.1.0.7", "ns/web", "", ""},                // within the node's range
+		{"203.0.113.9", "ns/web", "", ""},             // no pod
+		{"10.1.1.1", "192.168.0.2:30080", "eth0", ""}, // it gets here
+		{"192.168.0.2", "ns/web", "", ""},             // the node itself
+	} {
+		a, err := w.Explain(Question{To: tt.to, From: tt.from, In: tt.in})
+		must(t, err)
+		about := slices.DeleteFunc(a.Notes, func(n string) bool { return !strings.HasPrefix(n, "the client is ") })
+		if tt.note == "" && len(about)+len(a.Try) != 0 || tt.note != "" && (len(about) != 1 || !strings.HasPrefix(about[0], tt.note) ||
+			!slices.Contains(a.Try, "kubectl get pods -A -o wide --field-selector status.podIP="+tt.from)) {
+			t.Errorf("from %s to %s: notes %q, try %q; want %q", tt.from, tt.to, a.Notes, a.Try, tt.note)
+		}
+	}
+}
+
 // TestExplainOutdatedNode checks that the node's addresses come from the kernel and
 // not from the Node object, as they do in the rules for NodePorts.
 func TestExplainOutdatedNode(t *testing.T) {

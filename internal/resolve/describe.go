@@ -291,6 +291,28 @@ func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claim
 	return out
 }
 
+// Location returns whether the EndpointSlices have an endpoint of this address on this
+// node, and on another one. Its cost is linear in the number of all endpoints.
+func (r *Resolver) Location(addr netip.Addr) (here, elsewhere bool) {
+	for _, e := range r.entries {
+		for _, s := range e.slices {
+			if s.Family != proxy.FamilyOf(addr) {
+				continue
+			}
+			for i := range s.endpoints {
+				if c := &s.endpoints[i]; c.addr == addr {
+					here = here || c.flags.has(local)
+					elsewhere = elsewhere || !c.flags.has(local) && !c.flags.has(nodeUnknown)
+				}
+			}
+		}
+	}
+	return here, elsewhere
+}
+
+// PodCIDRs returns the pod ranges in this node's Node object.
+func (r *Resolver) PodCIDRs() []netip.Prefix { return r.nodeParsed.PodCIDRs }
+
 // ServiceNames returns the names of the Services that have rows, in no particular order.
 func (r *Resolver) ServiceNames() []types.NamespacedName {
 	names := make([]types.NamespacedName, 0, len(r.entries))
