@@ -57,8 +57,11 @@ func newCommand(name string, o *Options, a actions) *cobra.Command {
 	for _, g := range o.groups {
 		cmd.Flags().AddFlagSet(g)
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if args := noArguments(cmd, cmd.Flags().Args()); args != nil {
+			return args // before the flag is the name of a command, mistyped, whose flag it may be
+		}
+		return cli.FlagError(cmd, err)
 	})
 	completeMode(cmd)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions

@@ -78,7 +78,9 @@ func TestErrors(t *testing.T) {
 				`(sluice --help lists the flags)`,
 		},
 		{"an argument", []string{"serve"}, `unexpected argument "serve": sluice --help lists commands and flags`},
+		{"a mistyped flag", []string{"--cluster-cdir=10.0.0.0/8"}, `unknown flag: --cluster-cdir (did you mean --cluster-cidr? sluice --help lists the flags)`},
 		{"a mistyped command", []string{"statsu"}, `unexpected argument "statsu": did you mean sluice status?`},
+		{"a mistyped command with its flag", []string{"statsu", "--problems"}, `unexpected argument "statsu": did you mean sluice status?`},
 		{"no source", nil, `no source of Services: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
 			`or run in a cluster`},
 		{

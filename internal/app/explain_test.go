@@ -84,7 +84,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"default/web", "--from", "::1"}, 2, "has no address of that family"},
 		{[]string{"default/web", "--node-addresses", "x"}, 2, `--node-addresses: "x" is not an IP address`},
 		{[]string{}, 2, "got 0 targets"},
-		{[]string{"default/web", "--form", "10.0.0.1"}, 2, "--form"},
+		{[]string{"default/web", "--form", "10.0.0.1"}, 2, "did you mean --from?"},
 	}
 	for _, tt := range tests {
 		args := append([]string{"explain", "--manifests", dir, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16", "--proxy-mode", "nftables"}, tt.args...)

@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"sluice/internal/similar"
 )
 
 // The exit codes other than 0 of commands that answer a question.
@@ -39,9 +43,28 @@ func Answering(cmd *cobra.Command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return noAnswer(run(cmd, args)) }
 	cmd.Args = func(cmd *cobra.Command, given []string) error { return noAnswer(args(cmd, given)) }
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return noAnswer(fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath()))
+		return noAnswer(FlagError(cmd, err))
 	})
 	return cmd
+}
+
+// FlagError adds to an error of flags which ones may have been meant, and where they are
+// listed.
+func FlagError(cmd *cobra.Command, err error) error {
+	hint := ""
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
+		near := similar.Names(unknown.GetSpecifiedName(), func(yield func(string) bool) {
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if !f.Hidden {
+					_ = yield(f.Name) // similar.Names takes all of them
+				}
+			})
+		})
+		if len(near) > 0 {
+			hint = "did you mean --" + strings.Join(near, " or --") + "? "
+		}
+	}
+	return fmt.Errorf("%w (%s%s --help lists the flags)", err, hint, cmd.CommandPath())
 }
 
 func noAnswer(err error) error {

@@ -168,6 +168,8 @@ func TestExplainBadQuestions(t *testing.T) {
 		{Question{To: "a/b/c"}, `"a/b/c" is not NAMESPACE/SERVICE[:PORT]`},
 		{Question{To: "/web"}, `"/web" is not NAMESPACE/SERVICE[:PORT]`},
 		{Question{To: "ns/we"}, `no Service ns/we; there is ns/web`},
+		{Question{To: "ns/wbe"}, `no Service ns/wbe; there is ns/web`},
+		{Question{To: "ns/xwebs"}, `no Service ns/xwebs; there is ns/xweb`},
 		{Question{To: "prod/web"}, `no Service prod/web; there is ns/web`},
 		{Question{To: "ns/nothing"}, `no Service ns/nothing`},
 		{Question{To: "ns/web:81"}, `no port 81 of Service ns/web: it has http (80/TCP)`},

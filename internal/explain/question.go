@@ -12,6 +12,7 @@ import (
 
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/similar"
 )
 
 // Question describes the packet to explain, as on the command line. Only To is
@@ -90,17 +91,25 @@ func (t *target) parseName(text string, w *World) error {
 // unknown returns the error for a Service that does not exist, with the names of
 // similar ones.
 func (w *World) unknown(name types.NamespacedName) error {
-	var similar []string
-	for _, n := range w.Resolver.ServiceNames() {
-		if n.Name == name.Name || n.Namespace == name.Namespace && strings.HasPrefix(n.Name, name.Name) {
-			similar = append(similar, n.String())
+	var elsewhere []string // Services of that name in other namespaces
+	near := similar.Names(name.Name, func(yield func(string) bool) {
+		for _, n := range w.Resolver.ServiceNames() {
+			if n.Name == name.Name {
+				elsewhere = append(elsewhere, n.String())
+			} else if n.Namespace == name.Namespace {
+				_ = yield(n.Name) // similar.Names takes all of them
+			}
 		}
+	})
+	for i := range near {
+		near[i] = types.NamespacedName{Namespace: name.Namespace, Name: near[i]}.String()
 	}
-	slices.Sort(similar)
+	slices.Sort(elsewhere)
+	near = append(near, elsewhere...)
 	e := &UnknownError{Name: name}
 	switch {
-	case len(similar) > 0:
-		e.hint = "; there is " + strings.Join(similar[:min(3, len(similar))], ", ")
+	case len(near) > 0:
+		e.hint = "; there is " + strings.Join(near[:min(3, len(near))], ", ")
 	case w.Unserved == nil:
 		e.hint = fmt.Sprintf(" that this node serves; headless Services, DNS aliases and Services of other proxies are not known here: "+
 			"kubectl -n %s get service %s", name.Namespace, name.Name)
