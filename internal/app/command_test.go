@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
@@ -382,6 +383,29 @@ func TestVersion(t *testing.T) {
 	out, err := execute(t, "--version")
 	if err != nil || !strings.HasPrefix(out, "sluice ") || strings.Count(out, "\n") != 1 {
 		t.Errorf("printed %q, error %v", out, err)
+	}
+}
+
+// TestVersionCommand checks that the command prints what the flag does first, and the
+// same facts as an object.
+func TestVersionCommand(t *testing.T) {
+	line, err := execute(t, "--version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := execute(t, "version"); err != nil || !strings.HasPrefix(out, line) {
+		t.Errorf("printed %q, error %v; want %q", out, err, line)
+	}
+	var i apiversion.Info
+	out, err := execute(t, "version", "-o", "json")
+	if err != nil || json.Unmarshal([]byte(out), &i) != nil || i != build() || i.GoVersion == "" {
+		t.Errorf("printed %s, error %v", out, err)
+	}
+	if out, err := execute(t, "version", "-o", "yaml"); err != nil || !strings.Contains(out, "\ngoVersion: "+i.GoVersion+"\n") {
+		t.Errorf("printed %s, error %v", out, err)
+	}
+	if _, err := execute(t, "version", "-o", "wide"); exitOf(err) != 2 {
+		t.Errorf("another format: %v", err)
 	}
 }
 

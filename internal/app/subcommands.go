@@ -25,6 +25,7 @@ func subcommands() []*cobra.Command {
 		newTopCommand(),
 		newRenderCommand(),
 		newBugReportCommand(),
+		newVersionCommand(),
 		newManCommand(),
 		newDialStdioCommand(),
 	}

@@ -10,8 +10,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	apiversion "k8s.io/apimachinery/pkg/version"
+
+	"sluice/internal/cli"
 )
 
 // The release and what it was built from. Only the linker sets them:
@@ -56,6 +59,35 @@ func buildInfo(recorded *debug.BuildInfo) apiversion.Info {
 	return i
 }
 
+func versionLine(name string, i apiversion.Info) string {
+	return fmt.Sprintf("%s %s %s %s", name, i.GitVersion, i.GoVersion, i.Platform)
+}
+
+// newVersionCommand returns the command that prints what --version does, and the commit.
+func newVersionCommand() *cobra.Command {
+	var o cli.VersionOptions
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program, and what it was built from",
+		Args:  cobra.NoArgs,
+	}
+	o.AddFlags(cmd.Flags())
+	completeFlag(cmd, "output", cli.ExplainFormats)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := o.Check(); err != nil {
+			return err
+		}
+		i := build()
+		text := versionLine(cmd.Root().Name(), i)
+		if i.GitCommit != "" {
+			text += fmt.Sprintf("\ncommit %s (%s) of %s", i.GitCommit, i.GitTreeState, i.BuildDate)
+		}
+		return cli.Version(cmd.OutOrStdout(), o, text, i)
+	}
+	return cli.Answering(cmd)
+}
+
 // versionFlag is the flag --version. The values true and raw print the version; one
 // like v1.2.3-more is the version to report.
 type versionFlag struct{ value string }
@@ -98,8 +130,7 @@ func (v *versionFlag) print(out io.Writer, name string) bool {
 	case "raw":
 		_, _ = fmt.Fprintf(out, "%#v\n", build())
 	case "true":
-		i := build()
-		_, _ = fmt.Fprintf(out, "%s %s %s %s\n", name, i.GitVersion, i.GoVersion, i.Platform)
+		_, _ = fmt.Fprintln(out, versionLine(name, build()))
 	default:
 		return false
 	}

@@ -68,7 +68,12 @@ func (o *ExplainOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.From, "from", "", "the client's `IP` address; by default, the node itself")
 	fs.StringVar(&o.Protocol, "proto", "", "tcp, udp or sctp; by default, that of the Service's port, or tcp")
 	fs.StringVar(&o.In, "in", "", "the `INTERFACE` that the packet arrives on")
-	fs.StringVarP(&o.Output, "output", "o", "text", "`FORMAT`: "+strings.Join(ExplainFormats, ", "))
+	addFormat(fs, &o.Output)
+}
+
+// addFormat adds the flag --output, whose value is one of ExplainFormats.
+func addFormat(fs *pflag.FlagSet, output *string) {
+	fs.StringVarP(output, "output", "o", "text", "`FORMAT`: "+strings.Join(ExplainFormats, ", "))
 }
 
 // Check returns an error for flags that are invalid.
