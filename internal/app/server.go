@@ -167,7 +167,7 @@ func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 		modeMetrics = append(modeMetrics, s.relay.Metrics()...)
 	}
 	var e *engine.Engine // created below, because it needs the metrics
-	extra := append(conntrackMetrics(conntrackUsage), doubtsMetric(func() []engine.Doubt { return e.Doubts() }))
+	extra := append(conntrackMetrics(conntrackUsage), buildMetric(build()), doubtsMetric(func() []engine.Doubt { return e.Doubts() }))
 	extra = append(extra, s.plan.source.contactMetrics()...)
 	if s.traffic != nil {
 		extra = append(extra, s.traffic.Metrics(ctx)...)

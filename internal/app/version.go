@@ -15,6 +15,7 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 
 	"sluice/internal/cli"
+	"sluice/internal/proxy"
 )
 
 // The release and what it was built from. Only the linker sets them:
@@ -86,6 +87,15 @@ func newVersionCommand() *cobra.Command {
 		return cli.Version(cmd.OutOrStdout(), o, text, i)
 	}
 	return cli.Answering(cmd)
+}
+
+// buildMetric returns the metric sluice_build_info. Unlike kubernetes_build_info, which
+// every component of a cluster has, it tells nodes with Sluice from those with kube-proxy.
+func buildMetric(i apiversion.Info) proxy.Metric {
+	return proxy.Metric{
+		Name: "build_info", Help: "What Sluice was built from and with, always 1", Labels: []string{"version", "revision", "goversion"},
+		Read: func(yield func(float64, ...string)) { yield(1, i.GitVersion, i.GitCommit, i.GoVersion) },
+	}
 }
 
 // versionFlag is the flag --version. The values true and raw print the version; one

@@ -36,7 +36,11 @@ func TestServers(t *testing.T) {
 			t.Errorf("%s: %d, %v, without %q:\n%.300s", path, code, err, want, body)
 		}
 	}
-	_, body, _ := bed.Get("http://127.0.0.1:10249/configz")
+	_, body, _ := bed.Get("http://127.0.0.1:10249/metrics")
+	if !strings.Contains(body, `sluice_build_info{goversion="go1.`) {
+		t.Error("the metrics lack sluice_build_info")
+	}
+	_, body, _ = bed.Get("http://127.0.0.1:10249/configz")
 	var z map[string]map[string]any
 	if err := json.Unmarshal([]byte(body), &z); err != nil || z["kubeproxy.config.k8s.io"]["kind"] != "KubeProxyConfiguration" {
 		t.Errorf("configz: %v, %.200s", err, body)
