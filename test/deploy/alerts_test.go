@@ -29,8 +29,12 @@ var alertCases = map[string]struct{ fires, quiet [][]string }{
 	"SluiceDown": {
 		fires: [][]string{{`up{job="kube-system/sluice"} 0x30`}, {`up{job="kube-proxy"} 0x30`}},
 		quiet: [][]string{
-			{`up{job="kube-system/sluice"} 1x30`}, {`up{job="node-exporter"} 0x30`}, {`up{job="sluice"} 1x20 0x3 1x7`},
+			{`up{job="kube-system/sluice"} 1x30`}, {`up{job="node-exporter"} 0x30`, `up{job="sluice"} 1x30`}, {`up{job="sluice"} 1x20 0x3 1x7`},
 		},
+	},
+	"SluiceAbsent": {
+		fires: [][]string{{`up{job="node-exporter"} 1x30`}, {`up{job="sluice"} 1x10`}},
+		quiet: [][]string{{`up{job="kube-proxy"} 1x30`}, {`up{job="sluice"} 1x10 _x9 1x11`}},
 	},
 	"SluiceUnhealthy": {
 		fires: [][]string{{`kubeproxy_proxy_livez_total{code="503"} 0+6x30`}},
@@ -101,6 +105,16 @@ var alertCases = map[string]struct{ fires, quiet [][]string }{
 			},
 			{`rest_client_requests_total{code="404"} 0+1x30`, `kubeproxy_sync_proxy_rules_service_changes_total 7x30`},
 		},
+	},
+	"SluiceAPIServerSilent": {
+		fires: [][]string{{
+			`sluice_source_last_contact_timestamp_seconds{resource="services"} 0+60x30`,
+			`sluice_source_last_contact_timestamp_seconds{resource="endpointslices"} 0+60x5 300x25`,
+		}},
+		quiet: [][]string{{
+			`sluice_source_last_contact_timestamp_seconds{resource="services"} 0+60x30`,
+			`sluice_source_last_contact_timestamp_seconds{resource="endpointslices"} 0x6 360+60x24`,
+		}},
 	},
 	"SluiceRulesChangedByOthers": {
 		fires: [][]string{{`kubeproxy_sync_proxy_rules_repairs_total 0+1x30`}},
@@ -225,6 +239,9 @@ func alertsOver(t *testing.T, samples *promqltest.LazyLoader) (all []*rules.Aler
 // fired returns the alerts that fired at any time, and checks what they say.
 func fired(t *testing.T, series []string) []string {
 	t.Helper()
+	if !slices.ContainsFunc(series, func(s string) bool { return strings.HasPrefix(s, "up{") }) {
+		series = append([]string{`up 1x30`}, series...)
+	}
 	samples := newSamples(t, series)
 	query := rules.EngineQueryFunc(samples.QueryEngine(), samples.Storage())
 	names := map[string]bool{}
