@@ -306,17 +306,17 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	logger, doubts := klog.FromContext(ctx), s.plan.options.doubts
 	level := 0 // verbosity of the message about open connections: it is shown once
 	var r *runner.BoundedFrequencyRunner
-	r = runner.New("remove objects of other service proxies", func(ctx context.Context) error {
+	r = runner.New("remove objects of earlier modes and service proxies", func(ctx context.Context) error {
 		removed, err := dataplane.Cleanup(ctx, s.plan.options.settingsOf(s.plan.config), s.dataplane)
 		for _, what := range removed {
-			logger.Info("Removed objects of another service proxy", "what", what)
+			logger.Info("Removed objects of an earlier mode or service proxy", "what", what)
 		}
 		switch {
 		case err == nil:
 		case onlyErrors(err, proxy.ErrInUse):
-			logger.Info("Objects of another service proxy stay because another process uses them", "reason", err.Error())
+			logger.Info("Objects of an earlier mode or service proxy stay because another process uses them", "reason", err.Error())
 		case onlyErrors(err, proxy.ErrInUse, proxy.ErrDraining):
-			logger.V(level).Info("Objects of another service proxy stay until their connections have ended", "reason", err.Error())
+			logger.V(level).Info("Objects of an earlier mode or service proxy stay until their connections have ended", "reason", err.Error())
 			level = 4
 			time.AfterFunc(drainRecheck, r.Run)
 		default:
@@ -329,11 +329,11 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 		Failed: func(_ context.Context, err error, wait time.Duration) {
 			doubts.Set(engine.Doubt{
 				Kind:   engine.LeftoverRules,
-				Reason: "what another service proxy left cannot be removed, and may send connections to endpoints that are gone: " + oneLine(err),
+				Reason: "what an earlier mode or service proxy left cannot be removed, and may send connections to endpoints that are gone: " + oneLine(err),
 				Next:   "the removal is tried again; kube-proxy --cleanup on the node removes what this process cannot",
 				NextAt: time.Now().Add(wait),
 			})
-			logger.Error(err, "Could not remove all objects of another service proxy, will retry", "retryIn", wait)
+			logger.Error(err, "Could not remove all objects of an earlier mode or service proxy, will retry", "retryIn", wait)
 		},
 	})
 	select {

@@ -28,7 +28,7 @@ const (
 	RulesChanged          DoubtKind = "RulesChanged"          // another process may have changed our rules, and they are not repaired yet
 	ServicePortsRefused   DoubtKind = "ServicePortsRefused"   // the kernel refuses service ports
 	SourceSilent          DoubtKind = "SourceSilent"          // changes of Services or EndpointSlices are not known
-	LeftoverRules         DoubtKind = "LeftoverRules"         // what another service proxy left cannot be removed
+	LeftoverRules         DoubtKind = "LeftoverRules"         // what an earlier mode or service proxy left cannot be removed
 	FirewallDrops         DoubtKind = "FirewallDrops"         // the host's rules drop traffic of Services, which only another mode can prevent
 	SourceIncomplete      DoubtKind = "SourceIncomplete"      // changes of other objects are not known
 	FirewallMayDrop       DoubtKind = "FirewallMayDrop"       // the same, unless other rules of the host accept all of it

@@ -195,7 +195,7 @@ func serveOnce(bed *testbed.Testbed, change func(*exec.Cmd), args []string, othe
 	}
 	d.AwaitFirstSync()
 	if others {
-		d.AwaitLog("Removed objects of another service proxy")
+		d.AwaitLog("Removed objects of an earlier mode or service proxy")
 	}
 	d.End(syscall.SIGKILL)
 }

@@ -42,7 +42,7 @@ func TestTakeover(t *testing.T) {
 			}
 			d := bed.Start(start)
 			testbed.Eventually(t, "the Service", bed.Answers(testbed.ClusterIP, testbed.PodA))
-			d.AwaitLog("Removed objects of another service proxy")
+			d.AwaitLog("Removed objects of an earlier mode or service proxy")
 			out := bed.Run("iptables-" + variant + "-save")
 			if strings.Contains(out, "KUBE-") || !strings.Contains(out, "-j THEIRS") {
 				t.Errorf("the rules are:\n%s", out)
@@ -71,7 +71,7 @@ func TestTakeoverOutOfReach(t *testing.T) {
 		}
 	}
 	testbed.Eventually(t, "the doubt", doubted(true))
-	if text, code := bed.Sluice("status", "--wait=1ms"); code == 0 || !strings.Contains(text, "LeftoverRules") && !strings.Contains(text, "another service proxy left") {
+	if text, code := bed.Sluice("status", "--wait=1ms"); code == 0 || !strings.Contains(text, "LeftoverRules") && !strings.Contains(text, "service proxy left") {
 		t.Errorf("status --wait: exit code %d, %s", code, text)
 	}
 	bed.Run("sh", "-ec", "iptables-legacy -t nat -F && iptables-legacy -t nat -X")
