@@ -57,6 +57,9 @@ func (o *explainOptions) runTrace(ctx context.Context, stderr io.Writer, e *stat
 	}
 	t := &statusapi.Trace{}
 	for _, s := range steps {
+		if s.Dst.IsValid() && s.Dst != dst {
+			t.Endpoint = s.Dst.String()
+		}
 		step := statusapi.TraceStep{
 			Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
 			Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),

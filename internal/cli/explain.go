@@ -293,11 +293,14 @@ func (p *page) trace(t *statusapi.Trace) {
 	}
 	switch d := t.DroppedBy; {
 	case d == nil && len(t.Steps) > 0:
-		p.line("Trace", fmt.Sprintf("no rule dropped the packet, %s decided about it", plural(len(t.Steps), "rule", "rules")))
+		p.text("Trace", fmt.Sprintf("no rule dropped the packet, %s decided about it", plural(len(t.Steps), "rule", "rules")))
 	case d != nil && d.Ours:
 		p.text("Trace", "stopped by a rule of the service proxy, in "+d.Chain+": "+d.Rule)
 	case d != nil:
 		p.text("Trace", "DROPPED by a rule of another program, in "+d.Chain+": "+d.Rule)
+	}
+	if t.Endpoint != "" {
+		p.line("Trace", "its endpoint: "+t.Endpoint)
 	}
 	if t.Bypassed {
 		p.text("Trace", "BYPASSED: no rule of the service proxy that chooses an endpoint saw the packet; "+

@@ -101,6 +101,10 @@ func TestExplainTried(t *testing.T) {
 				"           the packet; an earlier rule of another program translated it,\n           accepted it in the same chain, or disabled tracking for it\n" +
 				"           rules of other programs that it passed:\n           ip early c  accept  dnat to 10.0.0.9\n",
 		},
+		{
+			statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours}, Endpoint: "10.0.0.1:80"}},
+			"Trace      no rule dropped the packet, 1 rule decided about it\n           its endpoint: 10.0.0.1:80\n",
+		},
 		{statusapi.Explanation{Trace: &statusapi.Trace{Unknown: "no such packet came within 10s"}}, "Trace      no such packet came within 10s\n"},
 	} {
 		var out bytes.Buffer

@@ -129,6 +129,7 @@ type Handshake struct {
 // Trace is the path of a real packet through netfilter's rules.
 type Trace struct {
 	Steps     []TraceStep `json:"steps,omitempty"`
+	Endpoint  string      `json:"endpoint,omitempty"`  // ADDR:PORT that rules, or IPVS, sent the packet to; empty if they sent it nowhere else
 	DroppedBy *TraceStep  `json:"droppedBy,omitempty"` // the rule that dropped the packet; nil if none did
 	Bypassed  bool        `json:"bypassed,omitempty"`  // the packet should be forwarded, but passed no rule that chooses an endpoint
 	Unknown   string      `json:"unknown,omitempty"`   // why there is no trace, or what it does not show

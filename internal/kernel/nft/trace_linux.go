@@ -33,6 +33,10 @@ type TraceStep struct {
 	Handle  uint64 // of the rule; 0 for the end of the chain
 	Verdict string // as nft prints it
 	Drops   bool
+
+	// Dst is where the packet goes at the first step in a base chain, so that a later step
+	// shows what rules made of it; the zero AddrPort at other steps.
+	Dst netip.AddrPort
 }
 
 // errTraceLost ends a trace of which steps were lost.
@@ -145,5 +149,22 @@ func decodeTrace(f Family, a netlink.Attrs) TraceStep {
 		code &= 0xff // the upper bits are an error number or the number of a queue
 	}
 	s.Verdict, s.Drops = strings.TrimSpace(traceVerdicts[code]+" "+to), code == 0
+	s.Dst = destination(a.Get(unix.NFTA_TRACE_NETWORK_HEADER), a.Get(unix.NFTA_TRACE_TRANSPORT_HEADER))
 	return s
+}
+
+// destination returns the destination in the headers of a packet, which may be incomplete.
+func destination(network, transport []byte) netip.AddrPort {
+	if len(network) == 0 || len(transport) < 4 {
+		return netip.AddrPort{}
+	}
+	from, length := 16, 4
+	if network[0]>>4 == 6 {
+		from, length = 24, 16
+	}
+	if len(network) < from+length {
+		return netip.AddrPort{}
+	}
+	addr, _ := netip.AddrFromSlice(network[from : from+length]) // the length is right
+	return netip.AddrPortFrom(addr, uint16(transport[2])<<8|uint16(transport[3]))
 }

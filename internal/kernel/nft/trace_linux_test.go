@@ -21,7 +21,8 @@ func TestTrace(t *testing.T) {
 		t.Run(dst, func(t *testing.T) {
 			c := openInNamespace(t)
 			command(t, "ip", "link", "set", "lo", "up")
-			command(t, "nft", `table inet others { chain in { type filter hook input priority 0; udp dport 4242 jump inner; }; chain inner { counter; udp dport 4242 drop; }; }`)
+			command(t, "nft", `table inet others { chain in { type filter hook input priority 0; udp dport { 4242, 4343 } jump inner; }; chain inner { counter; udp dport { 4242, 4343 } drop; }; }`)
+			command(t, "nft", `table inet translates { chain out { type nat hook output priority -100; udp dport 4242 redirect to :4343; }; }`)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			// The thread in the namespace must send.
@@ -31,6 +32,7 @@ func TestTrace(t *testing.T) {
 			}
 			defer socket.Close()
 			var got []string
+			var to []netip.AddrPort
 			during := ""
 			err = c.Trace(ctx, nft.Traced{Protocol: unix.IPPROTO_UDP, Dst: netip.MustParseAddrPort(dst)}, func() {
 				during = command(t, "nft", "list", "tables")
@@ -40,8 +42,11 @@ func TestTrace(t *testing.T) {
 					}
 				}
 			}, func(s nft.TraceStep) {
-				if s.Table == nft.TraceTable {
+				if s.Table == nft.TraceTable || s.Table == "translates" {
 					return
+				}
+				if s.Dst.IsValid() {
+					to = append(to, s.Dst)
 				}
 				if got = append(got, strings.TrimSpace(s.Table+" "+s.Chain+" "+s.Verdict)); s.Drops {
 					if s.Handle == 0 || s.Family != 1 {
@@ -52,6 +57,9 @@ func TestTrace(t *testing.T) {
 			})
 			if want := []string{"others in jump inner", "others inner continue", "others inner drop"}; err != nil || len(got) < 3 || !slices.Equal(got[:3], want) {
 				t.Errorf("error %v, steps %q, want %q", err, got, want)
+			}
+			if want := netip.AddrPortFrom(netip.MustParseAddrPort(dst).Addr(), 4343); len(to) == 0 || to[0] != want {
+				t.Errorf("after the translation the packet goes to %v, want %v", to, want)
 			}
 			if !strings.Contains(during, nft.TraceTable) || strings.Contains(command(t, "nft", "list", "tables"), nft.TraceTable) {
 				t.Errorf("tables during the trace %q, after it %q", during, command(t, "nft", "list", "tables"))

@@ -20,7 +20,7 @@ func TestExplainTrace(t *testing.T) {
 			}
 			before := bed.Tables()
 			text, code := bed.Sluice("explain", "default/web", "--trace")
-			if code != 0 || !strings.Contains(text, "no rule dropped the packet") {
+			if code != 0 || !strings.Contains(text, "no rule dropped the packet") || !strings.Contains(text, "its endpoint: 10.0.0.11:8080\n") {
 				t.Errorf("nothing is in the way: exit %d\n%s", code, text)
 			}
 			bed.Run("nft", `table inet firewall {
@@ -28,7 +28,7 @@ func TestExplainTrace(t *testing.T) {
 				chain through { type filter hook forward priority 0; policy drop; }
 			}`)
 			text, code = bed.Sluice("explain", "default/web", "--trace")
-			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), `DROPPED by a rule of another program, in inet firewall out: tcp dport 8080 drop comment "no web"`) {
+			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), `DROPPED by a rule of another program, in inet firewall out: tcp dport 8080 drop comment "no web" its endpoint: 10.0.0.11:8080`) {
 				t.Errorf("a rule is in the way: exit %d\n%s", code, text)
 			}
 			text, code = bed.TraceClient()
