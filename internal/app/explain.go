@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"syscall"
+	"strconv"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -49,6 +48,7 @@ type explainOptions struct {
 	nodeAddresses []string
 	try           bool          // make a real connection
 	trace         time.Duration // how long to wait for a packet to trace; 0: do not trace
+	port          uint16        // of the client, to find its connection; 0: none
 }
 
 func newExplainCommand() *cobra.Command {
@@ -127,7 +127,11 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 
 func (o *explainOptions) ask(ctx context.Context) (*statusapi.Explanation, error) {
 	e := &statusapi.Explanation{}
-	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, o.Query(o.to), e)
+	query := o.Query(o.to)
+	if o.port != 0 {
+		query.Set("port", strconv.Itoa(int(o.port)))
+	}
+	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, query, e)
 }
 
 // offline explains from a folder of manifests.
@@ -207,57 +211,4 @@ func whyUnserved(s *v1.Service, addresses []netip.Addr, families []proxy.Family)
 		return statusapi.FamilyNotServed, fmt.Sprintf("its address %v is %v, which this node does not serve", addresses[0], proxy.FamilyOf(addresses[0]))
 	}
 	return "", ""
-}
-
-// connectTimeout limits the connection of --connect. The kernel sends the first
-// packet again after one second.
-const connectTimeout = 3 * time.Second
-
-// connect makes a real connection to the explained target from this node. While it
-// is open, it asks for another explanation, with the connection's source address,
-// whose flows show which endpoint answered.
-func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) (*statusapi.Explanation, error) {
-	if e.Packet.To == "" || e.Packet.Protocol != "TCP" {
-		return nil, fmt.Errorf("--connect: only TCP has a handshake to observe, and this is %s to %q", e.Packet.Protocol, e.Packet.To)
-	}
-	d := net.Dialer{Timeout: connectTimeout}
-	if o.From != "" {
-		from, err := netip.ParseAddr(o.From)
-		if err != nil {
-			return nil, err
-		}
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
-	}
-	started := time.Now()
-	c, err := d.DialContext(ctx, "tcp", e.Packet.To)
-	h := &statusapi.Handshake{Seconds: time.Since(started).Seconds()}
-	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		return nil, fmt.Errorf("--connect: %s is not an address of this node, from which it connects: leave out --from", o.From)
-	}
-	if err != nil {
-		if op, ok := errors.AsType[*net.OpError](err); ok {
-			err = op.Err
-		}
-		h.Error = err.Error()
-		e.Handshake = h
-		if e.Reason == statusapi.Forwarded {
-			e.Try = append(e.Try, "connect to each endpoint directly: its server, a network policy or the route back may be the cause")
-		}
-		return e, nil
-	}
-	defer func() { _ = c.Close() }()
-	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
-	again := *o
-	again.From = local.Addr().Unmap().String()
-	if e, err = again.ask(ctx); err != nil {
-		return nil, err
-	}
-	if e.Handshake = h; e.Flows != nil {
-		for _, f := range e.Flows.Items {
-			if f.Client == netip.AddrPortFrom(local.Addr().Unmap(), local.Port()).String() {
-				h.Endpoint = f.Endpoint
-			}
-		}
-	}
-	return e, nil
 }

@@ -146,14 +146,14 @@ func TestExplainConnect(t *testing.T) {
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(statusapi.VersionHeader, statusapi.Version)
 		e := statusapi.Explanation{Reason: statusapi.Forwarded, Packet: statusapi.ExplainedPacket{Protocol: protocol, To: l.Addr().String()}}
-		if from := r.URL.Query().Get("from"); from == "127.0.0.1" {
-			c, err := l.Accept() // the connection is open while it is explained again
-			if err != nil {
-				t.Error(err)
-				return
+		if from, port := r.URL.Query().Get("from"), r.URL.Query().Get("port"); from == "127.0.0.1" {
+			e.Flows = &statusapi.OpenFlows{Items: []statusapi.OpenFlow{{Client: from + ":1", Endpoint: "10.0.0.1:1"}, {Client: from + ":" + port, Endpoint: "10.0.0.2:2"}}}
+			if c, err := l.Accept(); err == nil { // the connection is open while it is explained again
+				if c.RemoteAddr().String() != from+":"+port {
+					t.Errorf("it asks about port %s, and connects from %v", port, c.RemoteAddr())
+				}
+				_ = c.Close()
 			}
-			e.Flows = &statusapi.OpenFlows{Items: []statusapi.OpenFlow{{Client: from + ":1", Endpoint: "10.0.0.1:1"}, {Client: c.RemoteAddr().String(), Endpoint: "10.0.0.2:2"}}}
-			_ = c.Close()
 		}
 		_ = json.NewEncoder(w).Encode(e)
 	})}
@@ -166,7 +166,7 @@ func TestExplainConnect(t *testing.T) {
 		t.Errorf("error %v\n%s", err, out)
 	}
 	_ = l.Close()
-	if out, err := connect(); exitOf(err) != 1 || !strings.Contains(out, "Connect    FAILED after ") || !strings.Contains(out, "refused") {
+	if out, err := connect(); exitOf(err) != 1 || !strings.Contains(out, "Connect    FAILED after ") || !strings.Contains(out, "refused; it was sent to\n           10.0.0.2:2\n") || !strings.Contains(out, "connect to 10.0.0.2:2 directly") {
 		t.Errorf("nobody there: exit %d\n%s", exitOf(err), out)
 	}
 	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not an address of this node") {

@@ -3,9 +3,12 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,6 +35,10 @@ const maxFlowsListed = 16
 // state and, if a row is found, from the kernel.
 func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
 	return func(ctx context.Context, q url.Values) (*statusapi.Explanation, error) {
+		port, err := clientPort(q)
+		if err != nil {
+			return nil, err
+		}
 		links := nodeLinks{ask: link.Conn{}.Local}
 		question := explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")}
 		a, err := s.answer(e, question, nil, &links)
@@ -48,7 +55,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 		}
 		if what, ok := a.Inspection(); ok {
 			a.Compare(e.Inspect(ctx, what))
-			s.addOpenFlows(ctx, a)
+			s.addOpenFlows(ctx, a, port)
 		}
 		return a.Explanation, nil
 	}
@@ -106,35 +113,67 @@ func (l *nodeLinks) read() bool {
 	return found && l.err == nil
 }
 
-// addOpenFlows adds the client's open connections to an answer.
-func (s *ProxyServer) addOpenFlows(ctx context.Context, a *explain.Answer) {
-	a.Flows = &statusapi.OpenFlows{Except: s.mode.Unseen}
-	if s.mode.Flows == nil {
-		a.Flows.Unknown = "this mode carries connections itself"
-		return
+// clientPort returns the client's port in a query; 0 if there is none.
+func clientPort(q url.Values) (uint16, error) {
+	text := q.Get("port")
+	if text == "" {
+		return 0, nil
 	}
-	p := a.Packet
-	if !p.Src.IsValid() {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return 0, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: fmt.Sprintf("port %q: want the client's, from 1 to 65535", text)}
+	}
+	return uint16(port), nil
+}
+
+// relayTimeout limits how long the process is asked for connections that it relays.
+const relayTimeout = 3 * time.Second
+
+// addOpenFlows adds the client's open connections to an answer. The one from a port comes
+// first, also if it has failed or ended.
+func (s *ProxyServer) addOpenFlows(ctx context.Context, a *explain.Answer, port uint16) {
+	a.Flows = &statusapi.OpenFlows{Except: s.mode.Unseen}
+	if !a.Packet.Src.IsValid() {
 		a.Flows.Unknown = "the client's address is not known"
 		return
 	}
-	flows, err := s.mode.Flows()
-	if err == nil {
-		var open []ct.Flow
-		f := ct.Filter{IPv6: p.Dst.Addr().Is6(), Protocol: uint8(p.Protocol), Src: p.Src, Dst: p.Dst}
-		open, err = flows.Dump(ctx, f, func(f *ct.Flow) bool { return f.Translated && !f.Closed })
-		for _, f := range open {
-			if a.Flows.Total++; len(a.Flows.Items) < maxFlowsListed {
-				a.Flows.Items = append(a.Flows.Items, statusapi.OpenFlow{
-					Client: f.Orig.Src.String(), Endpoint: f.Reply.Src.String(), Stale: !a.IsCandidate(f.Reply.Src),
-				})
-			}
-		}
-		err = errors.Join(err, flows.Close())
-	}
+	open, err := s.openFlows(ctx, a.Packet, port)
 	if err != nil {
 		a.Flows.Unknown = err.Error()
 	}
+	if i := slices.IndexFunc(open, func(f proxy.RelayedFlow) bool { return f.Client.Port() == port }); i > 0 {
+		open[0], open[i] = open[i], open[0]
+	}
+	a.Flows.Total = len(open)
+	for _, f := range open[:min(len(open), maxFlowsListed)] {
+		a.Flows.Items = append(a.Flows.Items, statusapi.OpenFlow{
+			Client: f.Client.String(), Endpoint: f.Endpoint.String(), Stale: !a.IsCandidate(f.Endpoint),
+		})
+	}
+}
+
+// openFlows returns the open connections of a packet's client to its destination, and the
+// one from a port even if it has failed or ended.
+func (s *ProxyServer) openFlows(ctx context.Context, p proxy.Packet, port uint16) (open []proxy.RelayedFlow, err error) {
+	if r, ok := s.dataplane.(proxy.Relayer); ok {
+		ctx, cancel := context.WithTimeout(ctx, relayTimeout)
+		defer cancel()
+		return r.Relayed(ctx, p.Protocol, p.Src, p.Dst)
+	}
+	if s.mode.Flows == nil {
+		return nil, errors.New("this mode carries connections itself")
+	}
+	flows, err := s.mode.Flows()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, flows.Close()) }()
+	f := ct.Filter{IPv6: p.Dst.Addr().Is6(), Protocol: uint8(p.Protocol), Src: p.Src, Dst: p.Dst}
+	all, err := flows.Dump(ctx, f, func(f *ct.Flow) bool { return f.Translated && (!f.Closed || f.Orig.Src.Port() == port) })
+	for _, f := range all {
+		open = append(open, proxy.RelayedFlow{Client: f.Orig.Src, Endpoint: f.Reply.Src})
+	}
+	return open, err
 }
 
 // unservedTimeout limits a request for Services that are not served.

@@ -278,7 +278,11 @@ func (p *page) handshake(h *statusapi.Handshake) {
 	switch {
 	case h == nil:
 	case h.Error != "":
-		p.text("Connect", fmt.Sprintf("FAILED after %s: %s", seconds(h.Seconds), h.Error))
+		text := fmt.Sprintf("FAILED after %s: %s", seconds(h.Seconds), h.Error)
+		if h.Endpoint != "" {
+			text += "; it was sent to " + h.Endpoint
+		}
+		p.text("Connect", text)
 	case h.Endpoint != "":
 		p.line("Connect", fmt.Sprintf("answered by %s after %s", h.Endpoint, seconds(h.Seconds)))
 	default:

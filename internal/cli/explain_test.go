@@ -88,6 +88,10 @@ func TestExplainTried(t *testing.T) {
 		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 0.002, Endpoint: "10.0.0.1:80"}}, "Connect    answered by 10.0.0.1:80 after 2ms\n"},
 		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 0.002}}, "Connect    answered after 2ms\n"},
 		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 3, Error: "i/o timeout"}}, "Connect    FAILED after 3s: i/o timeout\n"},
+		{
+			statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 3, Error: "i/o timeout", Endpoint: "10.0.0.1:80"}},
+			"Connect    FAILED after 3s: i/o timeout; it was sent to 10.0.0.1:80\n",
+		},
 		{statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, theirs}}}, "Trace      no rule dropped the packet, 2 rules decided about it\n" +
 			"           rules of other programs that it passed:\n           inet firewall in  accept\n"},
 		{

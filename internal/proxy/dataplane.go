@@ -107,6 +107,16 @@ type Runner interface {
 	Run(ctx context.Context) error
 }
 
+// Relayer is a Dataplane whose process carries connections itself.
+type Relayer interface {
+	// Relayed returns the connections from a client to an address that are relayed to
+	// an endpoint.
+	Relayed(ctx context.Context, p Protocol, from netip.Addr, to netip.AddrPort) ([]RelayedFlow, error)
+}
+
+// RelayedFlow is a connection that is relayed to an endpoint.
+type RelayedFlow struct{ Client, Endpoint netip.AddrPort }
+
 // Inspector is a Dataplane that can read back the objects of a row.
 type Inspector interface {
 	// Inspect reads back what was written for a row that is in force, each object

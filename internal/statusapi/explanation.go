@@ -3,7 +3,8 @@ package statusapi
 // Explanation says what happens to the first packet of a connection, and why. It is
 // the response at ExplainPath. The parameter to is required: ADDR:PORT or
 // NAMESPACE/NAME[:PORT], the port by name or number. The parameters from, proto and
-// in are optional.
+// in are optional. The parameter port, the client's, makes flows list its connection
+// from there first, even if it has ended.
 type Explanation struct {
 	Packet   ExplainedPacket `json:"packet"`
 	Service  *ExplainedPort  `json:"service,omitempty"`  // the service port that the packet is for; nil if there is none
@@ -122,7 +123,7 @@ type KernelDifference struct {
 // Handshake is the result of a real connection from this node.
 type Handshake struct {
 	Seconds  float64 `json:"seconds"`            // how long it took
-	Endpoint string  `json:"endpoint,omitempty"` // the endpoint that answered; empty if the kernel does not say
+	Endpoint string  `json:"endpoint,omitempty"` // the endpoint that answered, or that a connection which failed was sent to; empty if the kernel does not say
 	Error    string  `json:"error,omitempty"`    // why the connection failed
 }
 

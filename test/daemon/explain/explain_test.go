@@ -2,6 +2,7 @@ package explain
 
 import (
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -64,6 +65,15 @@ metadata: {name: door-1, labels: {kubernetes.io/service-name: door}}
 addressType: IPv4
 ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
+---
+{apiVersion: v1, kind: Service, metadata: {name: dead}, spec: {clusterIP: 172.30.0.27, ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dead-1, labels: {kubernetes.io/service-name: dead}}
+addressType: IPv4
+ports: [{port: 9}]
+endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
 `
 
 // TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets, and sends the same
@@ -110,8 +120,20 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 				t.Errorf("nobody's: exit %d, %s", code, text)
 			}
 			text, code := bed.Sluice("explain", "default/web", "--connect")
-			if code != 0 || !strings.Contains(text, "Connect    answered") || (mode == "nftables" || mode == "iptables") && !strings.Contains(text, "by 10.0.0.11:8080") {
+			if code != 0 || !strings.Contains(text, "Connect    answered by 10.0.0.11:8080 after ") {
 				t.Errorf("--connect: exit %d\n%s", code, text)
+			}
+			if mode != "nftables" && mode != "iptables" {
+				return
+			}
+			err := bed.Pods[testbed.PodB].Do(func() error {
+				return exec.Command("nft", `table inet silent { chain in { type filter hook input priority 0; tcp dport 9 drop; }; }`).Run()
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text, code = bed.Sluice("explain", "default/dead", "--connect"); code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), "i/o timeout; it was sent to 10.0.0.12:9") {
+				t.Errorf("--connect to an endpoint that is silent: exit %d\n%s", code, text)
 			}
 		})
 	}
