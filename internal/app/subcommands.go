@@ -44,7 +44,8 @@ func newStatusCommand() *cobra.Command {
 		Short: "Show whether Services are in force on this node, problems first",
 		Long: `Show the state of this node's daemon, its problems, and whether Services are in
 force in the kernel. Without names, Services that need attention are shown, or
-all if they are few.
+all if they are few. On a terminal that is too narrow, each name has a line of
+its own, and other cells are shortened; -o wide and programs get them in full.
 
 Exit code: 0; 1 if --wait timed out or --problems found some; 2 if the daemon
 did not answer.`,

@@ -145,8 +145,9 @@ func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOption
 	case "json", "yaml":
 		return encode(w, o.Output, NodeList[StatusReport]{all})
 	}
-	return writeAll(w, func(w io.Writer) error {
-		return writeCompared(w, all, serviceFacts, func(r *StatusReport) error { return writeDetails(w, r) })
+	o.fitTerminal(w)
+	return writeFitted(w, o.columns, func(w io.Writer) error {
+		return writeCompared(w, all, serviceFacts, func(r *StatusReport) error { return writeDetails(w, r, o) })
 	})
 }
 

@@ -129,6 +129,7 @@ func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) err
 			return e
 		}
 	}
+	o.fitTerminal(w)
 	r, err := Status(ctx, w, c, o)
 	switch {
 	case err != nil:

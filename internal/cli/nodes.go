@@ -30,7 +30,8 @@ type NodeList[T any] struct {
 // Nodes writes the status of many nodes: a line for each or, if there are many, one
 // for all that agree and one for each that differs.
 func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
-	return writeAll(w, func(w io.Writer) error { return writeNodes(w, all, o) })
+	o.fitTerminal(w)
+	return writeFitted(w, o.columns, func(w io.Writer) error { return writeNodes(w, all, o) })
 }
 
 func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
@@ -48,7 +49,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 	if wide {
 		heads = append(heads, "ENDPOINTS", "UP", "LAST SYNC")
 	}
-	t := newTable(w, heads...)
+	t := newTable(w, heads...).fit(o.columns, 1)
 	answers := factsOf(all, statusFacts)
 	var common []fact
 	if len(all) > maxNodeLines && !o.All && !wide {

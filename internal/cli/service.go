@@ -50,11 +50,11 @@ func addEndpoints(ports, page []statusapi.Port) {
 }
 
 // writeDetails writes everything that is known about the named Services.
-func writeDetails(w io.Writer, r *StatusReport) error {
+func writeDetails(w io.Writer, r *StatusReport, o StatusOptions) error {
 	for _, s := range r.Details {
 		fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
 		for i := range s.Rows {
-			if err := writePort(w, &s.Rows[i], r.Node.Now); err != nil {
+			if err := writePort(w, &s.Rows[i], r.Node.Now, o); err != nil {
 				return err
 			}
 		}
@@ -62,7 +62,7 @@ func writeDetails(w io.Writer, r *StatusReport) error {
 	return nil
 }
 
-func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
+func writePort(w io.Writer, p *statusapi.Port, now time.Time, o StatusOptions) error {
 	name := p.Protocol + " " + p.Family
 	if p.Name != "" {
 		name = p.Name + " " + name
@@ -81,7 +81,7 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 		return nil
 	}
 	some := p.Endpoints[:min(len(p.Endpoints), statusapi.DefaultPage)]
-	if err := writeEndpoints(w, some); err != nil {
+	if err := writeEndpoints(w, some, o); err != nil {
 		return err
 	}
 	if left := p.Total - len(some); left > 0 {
@@ -90,9 +90,10 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 	return nil
 }
 
-func writeEndpoints(w io.Writer, all []statusapi.Endpoint) error {
+func writeEndpoints(w io.Writer, all []statusapi.Endpoint, o StatusOptions) error {
+	const indent = "    "
 	var b strings.Builder
-	t := newTable(&b, "ENDPOINT", "USED", "WHERE", "CONNECTIONS", "WHY NOT")
+	t := newTable(&b, "ENDPOINT", "USED", "WHERE", "CONNECTIONS", "WHY NOT").fit(max(0, o.columns-len(indent)), 1)
 	for i := range all {
 		traffic := "-"
 		if counted := all[i].Traffic; counted != nil {
@@ -104,7 +105,7 @@ func writeEndpoints(w io.Writer, all []statusapi.Endpoint) error {
 		return err
 	}
 	for line := range strings.Lines(b.String()) {
-		fmt.Fprint(w, "    ", line)
+		fmt.Fprint(w, indent, line)
 	}
 	return nil
 }

@@ -47,6 +47,8 @@ type StatusOptions struct {
 
 	Wait  *time.Duration // how long to wait first until everything is in force; nil: do not wait
 	Watch bool           // continue, and show what changes
+
+	columns int // of the terminal that text must fit; 0: unlimited
 }
 
 // StatusFormats are the values of --output.
@@ -77,7 +79,15 @@ func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*Statu
 	if err != nil {
 		return nil, err
 	}
-	return r, writeAll(w, func(w io.Writer) error { return writeReport(w, r, o) })
+	return r, writeFitted(w, o.columns, func(w io.Writer) error { return writeReport(w, r, o) })
+}
+
+// fitTerminal makes text fit the terminal that w writes to, if it is one. What a program
+// reads is not cut, nor is what -o asks for.
+func (o *StatusOptions) fitTerminal(w io.Writer) {
+	if width, _, err := Terminal(w); err == nil && o.Output == "" {
+		o.columns = width
+	}
 }
 
 func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
@@ -94,7 +104,7 @@ func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 	writeDoubts(w, &r.Node)
 	writeProblems(w, r)
 	if len(o.Services) > 0 {
-		return writeDetails(w, r)
+		return writeDetails(w, r, o)
 	}
 	return writeServices(w, r, o)
 }
@@ -292,7 +302,7 @@ func sum(a, b *uint64) *uint64 {
 func writeServices(w io.Writer, r *StatusReport, o StatusOptions) error {
 	if len(r.Services) > 0 {
 		fmt.Fprintln(w)
-		t := newTable(w, serviceHeads(o.Output == "wide")...)
+		t := newTable(w, serviceHeads(o.Output == "wide")...).fit(o.columns, 2)
 		for i := range r.Services {
 			t.line(serviceLine(&r.Services[i], r.Node.Now, o.Output == "wide")...)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf16"
@@ -80,26 +79,6 @@ func writeAll(w io.Writer, write func(w io.Writer) error) error {
 	}
 	_, err := b.WriteTo(w)
 	return err
-}
-
-// table writes lines with aligned cells, as kubectl does.
-type table struct{ *tabwriter.Writer }
-
-func newTable(w io.Writer, heads ...string) table {
-	t := table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
-	if len(heads) > 0 {
-		t.line(heads...)
-	}
-	return t
-}
-
-func (t table) line(cells ...string) {
-	for i := range cells {
-		if cells[i] = Clean(cells[i]); cells[i] == "" {
-			cells[i] = "-"
-		}
-	}
-	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
 // encode writes an object as JSON or YAML. Characters that are not printable are

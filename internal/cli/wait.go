@@ -164,7 +164,7 @@ func writeChanged(ctx context.Context, w io.Writer, c Client, o StatusOptions, s
 		}
 		s.ServiceSummary = statusapi.ServiceSummary{Namespace: namespace, Name: name, State: "Removed", Since: now}
 	}
-	t := newTable(w)
+	t := newTable(w).fit(o.columns, 2)
 	t.line(serviceLine(&s.ServiceSummary, now, o.Output == "wide")...)
 	return t.Flush()
 }
