@@ -138,8 +138,8 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 	return nil
 }
 
-// CompareServices writes what the daemons of many nodes know about Services, and
-// where they differ.
+// CompareServices writes what the daemons of many nodes know about Services, of one
+// namespace or named ones, and where they differ.
 func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOptions) error {
 	switch o.Output {
 	case "json", "yaml":
@@ -147,14 +147,39 @@ func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOption
 	}
 	o.fitTerminal(w)
 	return writeFitted(w, o.columns, func(w io.Writer) error {
-		return writeCompared(w, all, serviceFacts, func(r *StatusReport) error { return writeDetails(w, r, o) })
+		return writeCompared(w, all, serviceFacts, func(r *StatusReport) error { return writeSome(w, r, o) })
 	})
+}
+
+// writeSome writes what one node knows about some Services.
+func writeSome(w io.Writer, r *StatusReport, o StatusOptions) error {
+	switch {
+	case len(r.Details) > 0:
+		return writeDetails(w, r, o)
+	case r.problemCount == 0 && len(r.Services) == 0 && o.Problems:
+		_, err := fmt.Fprintf(w, "Nothing needs attention in namespace %s.\n", Clean(o.Namespace))
+		return err
+	case r.problemCount == 0 && len(r.Services) == 0:
+		_, err := fmt.Fprintf(w, "No Service of namespace %s is served here.\n", Clean(o.Namespace))
+		return err
+	}
+	writeProblems(w, r)
+	return writeServices(w, r, o)
 }
 
 // serviceFacts returns what should be the same on all nodes. Which endpoints are
 // local, times and traffic differ between nodes.
 func serviceFacts(r *StatusReport) []fact {
 	var out []fact
+	if len(r.Details) == 0 {
+		for i := range r.Services {
+			s := &r.Services[i]
+			out = append(out, fact{s.Namespace + "/" + s.Name, stateWord(s)})
+		}
+		for _, p := range r.Problems {
+			out = append(out, fact{p.Object + " " + p.Field, p.Reason})
+		}
+	}
 	for _, s := range r.Details {
 		name := s.Namespace + "/" + s.Name
 		for _, p := range s.Rows {

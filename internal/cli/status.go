@@ -62,13 +62,19 @@ type StatusReport struct {
 	Services []statusapi.ServiceSummary `json:"services"`
 	Details  []statusapi.Service        `json:"details,omitempty"` // of named Services
 
-	problemCount int // including problems that are not in Problems
+	problemCount int  // including problems that are not in Problems
+	some         bool // only some Services were asked for
 }
 
-// Troubled reports whether anything needs attention.
+// Troubled reports whether anything needs attention: of all Services, or of those that
+// were asked for. What keeps the whole node from working counts in any case.
 func (r *StatusReport) Troubled() bool {
 	node := r.Node
 	node.Counts.Problems, node.Counts.Unreachable = 0, 0 // r has those of the namespace, or of the named Services
+	if r.some {
+		node.Counts.Pending, node.Counts.Refused = 0, 0 // also of other Services, as is the doubt
+		node.Doubts = slices.DeleteFunc(slices.Clone(node.Doubts), func(d statusapi.Doubt) bool { return d.Kind == "ServicePortsRefused" })
+	}
 	return node.Troubled() || r.problemCount > 0 ||
 		slices.ContainsFunc(r.Services, func(s statusapi.ServiceSummary) bool { return s.Troubled() })
 }
@@ -111,7 +117,7 @@ func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 
 // Report requests everything that the options want shown.
 func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, error) {
-	r := &StatusReport{Problems: []statusapi.Problem{}, Services: []statusapi.ServiceSummary{}} // not null in JSON
+	r := &StatusReport{Problems: []statusapi.Problem{}, Services: []statusapi.ServiceSummary{}, some: !o.ofAll()} // not null in JSON
 	if err := c.Get(ctx, statusapi.NodePath, nil, &r.Node); err != nil {
 		return nil, err
 	}
@@ -168,6 +174,9 @@ func addDetails(ctx context.Context, c Client, o StatusOptions, r *StatusReport)
 	}
 	return nil
 }
+
+// ofAll reports whether the options select all Services.
+func (o *StatusOptions) ofAll() bool { return len(o.Services) == 0 && o.Namespace == "" }
 
 // wants reports whether the options select a Service.
 func (o *StatusOptions) wants(namespace, name string) bool {
@@ -271,16 +280,21 @@ func serviceHeads(wide bool) []string {
 
 // serviceLine returns the cells of a Service in a list of Services.
 func serviceLine(s *statusapi.ServiceSummary, now time.Time, wide bool) []string {
-	state := string(s.State)
-	if s.Problems > 0 {
-		state += ", " + plural(s.Problems, "problem", "problems")
-	}
-	cells := []string{s.Namespace, s.Name, s.Address, strings.Join(s.Ports, ","), fmt.Sprintf("%d/%d", s.Used, s.Endpoints), state, age(now, s.Since)}
+	cells := []string{s.Namespace, s.Name, s.Address, strings.Join(s.Ports, ","), fmt.Sprintf("%d/%d", s.Used, s.Endpoints), stateWord(s), age(now, s.Since)}
 	if wide {
 		t := cmp.Or(s.Traffic, &statusapi.Traffic{})
 		cells = append(cells, strings.Join(s.External, ","), count(t.Connections), count(t.Active), count(sum(t.BytesIn, t.BytesOut)), s.Reason)
 	}
 	return cells
+}
+
+// stateWord returns the worst that is known of a Service.
+func stateWord(s *statusapi.ServiceSummary) string {
+	state := string(s.State)
+	if s.Problems > 0 {
+		state += ", " + plural(s.Problems, "problem", "problems")
+	}
+	return state
 }
 
 // count formats a counter; a dash if there is none.

@@ -208,6 +208,38 @@ func TestProblemsOfNamespace(t *testing.T) {
 	}
 }
 
+// TestProblemsOfSome checks that with a namespace, or with names, --problems finds what is
+// wrong with these Services, or with the node, and not what is wrong with others.
+func TestProblemsOfSome(t *testing.T) {
+	fine := list(0).Items[0]
+	refused := fine
+	refused.State = statusapi.Refused
+	for _, tt := range []struct {
+		what  string
+		node  func(*statusapi.Node)
+		of    statusapi.ServiceSummary
+		finds bool
+	}{
+		{"nothing", nil, fine, false},
+		{"others are refused and pending", func(n *statusapi.Node) { n.Counts.Refused, n.Counts.Pending = 1, 2 }, fine, false},
+		{"it is refused", func(n *statusapi.Node) { n.Counts.Refused = 1 }, refused, true},
+		{"a sync failed", func(n *statusapi.Node) { n.Sync.Error = "no buffer space" }, fine, true},
+		{"the node is not healthy", func(n *statusapi.Node) { n.Health.Healthy = false }, fine, true},
+	} {
+		d := &daemon{answers: map[string]any{
+			statusapi.NodePath: node(tt.node), statusapi.ProblemsPath: statusapi.ProblemList{},
+			"/v1/services/shop/cart": statusapi.Service{ServiceSummary: tt.of},
+			"/v1/services?limit=500&namespace=shop&problems=true&sort=name": statusapi.ServiceList{Items: []statusapi.ServiceSummary{tt.of}},
+		}}
+		for _, o := range []StatusOptions{{Problems: true, Namespace: "shop"}, {Problems: true, Services: []string{"shop/cart"}}} {
+			err := ShowStatus(t.Context(), io.Discard, d, o)
+			if e, found := errors.AsType[*ExitError](err); found != tt.finds || found && e.Code != ExitFinding || !found && err != nil {
+				t.Errorf("%s, %+v: %v", tt.what, o, err)
+			}
+		}
+	}
+}
+
 func TestStatusGoesThroughPages(t *testing.T) {
 	first, second := list(2), list(2)
 	first.Continue = "2"

@@ -240,6 +240,27 @@ func TestWait(t *testing.T) {
 	}
 }
 
+// TestNamespace checks that -n selects the Services that all nodes are asked about, also
+// with --problems.
+func TestNamespace(t *testing.T) {
+	a := newServer(t)
+	a.nodes = []string{"n1", "n2", "n3"}
+	for i, n := range a.nodes {
+		all := healthy(n)
+		all[statusapi.ProblemsPath] = statusapi.ProblemList{}
+		cart := statusapi.ServiceSummary{Namespace: "shop", Name: "cart", State: statusapi.InForce, Used: 1}
+		if i == 1 {
+			cart.State = statusapi.Refused
+		}
+		all[statusapi.ServicesPath] = statusapi.ServiceList{Items: []statusapi.ServiceSummary{cart}}
+		a.add(n, "p-"+n, dials(t, answers(all)))
+	}
+	out, code := run(t, "status", "-n", "shop", "--problems", "--kubeconfig", a.kubeconfig())
+	if code != cli.ExitFinding || !strings.HasPrefix(out, "n1: the same on 2 of 3 nodes\n") || !strings.HasSuffix(out, "\nDIFFERENT ON 1 NODE:\n  n2: shop/cart: Refused\n") {
+		t.Errorf("exit code %d, said\n%s", code, out)
+	}
+}
+
 // TestTopSum checks the sum of all nodes if one of them does not answer.
 func TestTopSum(t *testing.T) {
 	counted := func(step uint64) any {

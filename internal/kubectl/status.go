@@ -22,9 +22,9 @@ func (f *flags) status() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [NAMESPACE/NAME...]",
 		Short: "Show whether Services are in force, and which nodes differ",
-		Long: `Show the status of the daemons of all nodes, a line for each. With names, show
-what they know about these Services, and which nodes differ. With --node, show
-the complete status of one node.`,
+		Long: `Show the status of the daemons of all nodes, a line for each. With names, or -n,
+show what they know about these Services, and which nodes differ. With --node,
+show the complete status of one node.`,
 		Example: `  kubectl sluice status
   kubectl sluice status --wait=30s
   kubectl sluice status shop/cart
@@ -62,9 +62,10 @@ the complete status of one node.`,
 	return cmd
 }
 
-// statusOfAll shows the status of all nodes, or compares Services on all nodes.
+// statusOfAll shows the status of all nodes, or compares Services, of one namespace or
+// named ones, on all nodes.
 func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
-	if len(o.Services) > 0 {
+	if len(o.Services) > 0 || o.Namespace != "" {
 		o.Endpoints = o.Output != "json" && o.Output != "yaml" // to compare them
 		answers, err := ask(cmd.Context(), all, func(ctx context.Context, c cli.Client) (*cli.StatusReport, error) {
 			return cli.Report(ctx, c, o)
