@@ -48,7 +48,8 @@ func (s *ProxyServer) openTraffic(ctx context.Context) {
 		return
 	}
 	set := traffic.Settings{
-		LocalAddrs: link.Conn{}.LocalPrefixes, Bytes: o.Level == countBytes || mode.Flows == nil, MaxSeries: o.MaxSeries, Endpoints: o.Endpoints,
+		LocalAddrs: link.Conn{}.LocalPrefixes, Bytes: o.Level == countBytes || mode.Flows == nil, Failures: mode.Unseen == "",
+		MaxSeries: o.MaxSeries, Endpoints: o.Endpoints,
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
 	if mode.Flows == nil && set.Metered == nil {
@@ -127,6 +128,9 @@ func trafficStatus(n *traffic.Counts) statusapi.Traffic {
 	if n.Carried {
 		out.BytesIn, out.BytesOut = &n.Bytes[proxy.In], &n.Bytes[proxy.Out]
 		out.PacketsIn, out.PacketsOut = &n.Packets[proxy.In], &n.Packets[proxy.Out]
+	}
+	if n.Failing {
+		out.Failed = &n.Failed
 	}
 	for why, packets := range n.Refused {
 		if out.Refused == nil {

@@ -21,6 +21,7 @@ func (d Direction) String() string { return [...]string{"in", "out"}[d] }
 type Traffic struct {
 	Connections uint64
 	Active      uint64                  // connections that are open now
+	Failed      uint64                  // connections that the endpoint refused or did not answer
 	Bytes       [len(Directions)]uint64 // including IP headers, unless the mode sees payload only
 	Packets     [len(Directions)]uint64
 }

@@ -6,6 +6,7 @@ func (t *Traffic) Add(o *Traffic) {
 	for _, f := range []struct{ to, from **uint64 }{
 		{&t.Connections, &o.Connections},
 		{&t.Active, &o.Active},
+		{&t.Failed, &o.Failed},
 		{&t.BytesIn, &o.BytesIn},
 		{&t.BytesOut, &o.BytesOut},
 		{&t.PacketsIn, &o.PacketsIn},

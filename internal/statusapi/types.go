@@ -254,8 +254,9 @@ type ChangeList struct {
 type Traffic struct {
 	Connections *uint64           `json:"connections,omitempty"`
 	Active      *uint64           `json:"activeConnections,omitempty"`
-	BytesIn     *uint64           `json:"bytesIn,omitempty"`  // from clients to endpoints
-	BytesOut    *uint64           `json:"bytesOut,omitempty"` // from endpoints to clients
+	Failed      *uint64           `json:"failedConnections,omitempty"` // that the endpoint refused or did not answer
+	BytesIn     *uint64           `json:"bytesIn,omitempty"`           // from clients to endpoints
+	BytesOut    *uint64           `json:"bytesOut,omitempty"`          // from endpoints to clients
 	PacketsIn   *uint64           `json:"packetsIn,omitempty"`
 	PacketsOut  *uint64           `json:"packetsOut,omitempty"`
 	Refused     map[string]uint64 `json:"refusedPackets,omitempty"` // by reason

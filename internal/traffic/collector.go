@@ -47,6 +47,7 @@ type Settings struct {
 	LocalAddrs func() ([]netip.Prefix, error) // the node's own addresses
 
 	Bytes     bool // report bytes and packets
+	Failures  bool // report failed connections; the mode or its flows must have them all
 	MaxSeries int  // Service ports that have their own series; the others share one
 	Endpoints bool // report each endpoint as well
 }
@@ -173,7 +174,7 @@ func (c *Collector) count(f *ct.Flow, ended bool) {
 	if sp == nil || f.Zone != 0 {
 		return
 	}
-	r, n := c.rowFor(sp), tallyOfFlow(f)
+	r, n := c.rowFor(sp), tallyOfFlow(f, ended)
 	for _, m := range [...]*meter{&r.meter, r.endpoint(f.Reply.Src)} {
 		switch {
 		case m == nil:

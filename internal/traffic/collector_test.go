@@ -170,6 +170,37 @@ func TestFlows(t *testing.T) {
 	b.want(all, append(want, "service_active_connections{ns,web,80} 1")...)
 }
 
+// TestFailures counts TCP connections that ended without an answer, and neither those
+// that are still open, nor datagrams.
+func TestFailures(t *testing.T) {
+	for known, want := range map[bool][]string{
+		true: {
+			"service_failed_connections_total{ns,web,80} 1",
+			"endpoint_failed_connections_total{ns,web,80,10.1.0.1:8080} 1", "endpoint_failed_connections_total{ns,web,80,10.1.0.2:8080} 0",
+		},
+		false: nil, // some connections are not seen
+	} {
+		b := newBench(t, func(s *Settings) { s.Endpoints, s.Failures = true, known })
+		web, dns := servicePort("web", vip, one, two), servicePort("web", vip, one, two)
+		dns.Key.Protocol = proxy.UDP
+		b.has(web, dns)
+		failed, answered, open, datagram := flow(1, vip, one, 1), flow(2, vip, two, 1), flow(3, vip, one, 1), flow(4, vip, one, 1)
+		answered.Answered, datagram.Protocol = true, uint8(proxy.UDP)
+		b.kernel.Add(failed, answered, open, datagram)
+		b.now()
+		for _, f := range []ct.Flow{failed, answered, datagram} {
+			b.ends(f)
+		}
+		b.now()
+		got, endpoints, _ := b.of(web.Key)
+		if got.Failed != 1 || got.Connections != 3 || endpoints[netip.MustParseAddrPort(one)].Failed != 1 || got.Failing != known {
+			t.Errorf("%+v, endpoints %+v", got, endpoints)
+		}
+		b.loses(dns)
+		b.want("service_failed_connections_total endpoint_failed_connections_total", want...)
+	}
+}
+
 // TestFlowsToLocalRoute counts flows to a NodePort at an address that the node has only through a
 // local route.
 func TestFlowsToLocalRoute(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 )
 
 // tally has a count of each kind, indexed by the constants below.
-type tally [5]uint64
+type tally [6]uint64
 
 const (
 	connections = iota
@@ -14,6 +14,7 @@ const (
 	bytesOut
 	packetsIn
 	packetsOut
+	failures
 )
 
 func (t *tally) add(n tally) {
@@ -22,20 +23,25 @@ func (t *tally) add(n tally) {
 	}
 }
 
-// tallyOfFlow returns the counts of a single flow.
-func tallyOfFlow(f *ct.Flow) tally {
+// tallyOfFlow returns the counts of a single flow. A TCP or SCTP connection that has ended
+// without an answer has failed; UDP needs no answer.
+func tallyOfFlow(f *ct.Flow, ended bool) tally {
 	c := &f.Carried
-	return tally{1, c.Orig.Bytes, c.Reply.Bytes, c.Orig.Packets, c.Reply.Packets}
+	t := tally{1, c.Orig.Bytes, c.Reply.Bytes, c.Orig.Packets, c.Reply.Packets}
+	if ended && !f.Answered && proxy.Protocol(f.Protocol) != proxy.UDP {
+		t[failures] = 1
+	}
+	return t
 }
 
 // tallyOfTraffic returns the counts of a mode.
 func tallyOfTraffic(t *proxy.Traffic) tally {
-	return tally{t.Connections, t.Bytes[proxy.In], t.Bytes[proxy.Out], t.Packets[proxy.In], t.Packets[proxy.Out]}
+	return tally{t.Connections, t.Bytes[proxy.In], t.Bytes[proxy.Out], t.Packets[proxy.In], t.Packets[proxy.Out], t.Failed}
 }
 
 func (t tally) traffic(active uint64) proxy.Traffic {
 	return proxy.Traffic{
-		Connections: t[connections], Active: active,
+		Connections: t[connections], Active: active, Failed: t[failures],
 		Bytes: [...]uint64{t[bytesIn], t[bytesOut]}, Packets: [...]uint64{t[packetsIn], t[packetsOut]},
 	}
 }

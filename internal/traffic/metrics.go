@@ -73,6 +73,12 @@ func (s source) traffic() []proxy.Metric {
 			func(l *line, yield values) { yield(float64(l.Connections)) }),
 		s.metric(proxy.Metric{Name: "active_connections", Help: "Connections that are open"},
 			func(l *line, yield values) { yield(float64(l.Active)) }),
+		s.metric(proxy.Metric{Name: "failed_connections_total", Help: "Connections that the endpoint refused or did not answer", Grows: true},
+			func(l *line, yield values) {
+				if l.failing {
+					yield(float64(l.Failed))
+				}
+			}),
 		s.metric(proxy.Metric{Name: "bytes_total", Help: "Bytes that connections carried, in to endpoints and out to clients", Grows: true, Labels: []string{"direction"}},
 			carried(func(l *line) [len(proxy.Directions)]uint64 { return l.Bytes })),
 		s.metric(proxy.Metric{Name: "packets_total", Help: "Packets that connections carried, in to endpoints and out to clients", Grows: true, Labels: []string{"direction"}},

@@ -203,3 +203,28 @@ func TestLabRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestLabFailures connects to an endpoint where nobody listens, beside a connection that
+// is served. Both modes have all their connections in connection tracking.
+func TestLabFailures(t *testing.T) {
+	for _, mode := range []config.ProxyMode{config.NFTables, config.IPTables} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			n.finish(n.exchange(n.client, clientIP, vipAt))
+			const times = 3
+			for range times {
+				if _, err := n.client.Dial(t.Context(), proxy.TCP, clientIP, rawAt); err == nil {
+					t.Fatal("somebody listens")
+				}
+			}
+			n.eventually(func() string {
+				served, _, _ := n.count.of(key("web", proxy.TCP, proxy.IPv4))
+				got, endpoints, _ := n.count.of(key("raw", proxy.TCP, proxy.IPv4))
+				if got.Failed != times || got.Active != 0 || endpoints[rawPodAt].Failed != times || served.Failed != 0 {
+					return fmt.Sprintf("%+v, endpoints %+v, of the other %+v; want %d failures", got, endpoints, served, times)
+				}
+				return ""
+			})
+		})
+	}
+}

@@ -12,6 +12,7 @@ import (
 type Counts struct {
 	proxy.Traffic
 	Carried bool // bytes and packets are counted
+	Failing bool // failed connections are counted
 	Refused map[proxy.Reason]uint64
 }
 
@@ -50,7 +51,7 @@ func (c *Collector) read(some []*row) (out []Row) {
 		row := Row{Key: r.key, Counts: c.counts(r), Endpoints: make(map[netip.AddrPort]Counts, len(r.meters)-1)}
 		for a, m := range r.endpoints {
 			if m != nil && !m.idle() {
-				row.Endpoints[a] = Counts{Traffic: m.total(), Carried: row.Carried}
+				row.Endpoints[a] = Counts{Traffic: m.total(), Carried: row.Carried, Failing: row.Failing}
 			}
 		}
 		out = append(out, row)
@@ -59,7 +60,7 @@ func (c *Collector) read(some []*row) (out []Row) {
 }
 
 func (c *Collector) counts(r *row) Counts {
-	n := Counts{Traffic: r.total(), Carried: c.settings.Bytes}
+	n := Counts{Traffic: r.total(), Carried: c.settings.Bytes, Failing: c.settings.Failures}
 	for i, packets := range r.refused {
 		if packets > 0 {
 			if n.Refused == nil {
@@ -82,6 +83,7 @@ type line struct {
 	labels []string
 	proxy.Traffic
 	carried bool // bytes and packets are counted
+	failing bool // failed connections are counted
 
 	// For Service ports only.
 	refused refusals
@@ -120,7 +122,7 @@ func (c *Collector) publish() {
 // line returns a line with what a series has from removed rows.
 func (c *Collector) line(s *series) *line {
 	return &line{
-		labels: []string{s.namespace, s.name, s.port}, folded: s == &c.foldedSeries, carried: c.settings.Bytes,
+		labels: []string{s.namespace, s.name, s.port}, folded: s == &c.foldedSeries, carried: c.settings.Bytes, failing: c.settings.Failures,
 		Traffic: s.retired.traffic(0), refused: s.retiredRefused,
 	}
 }
@@ -130,6 +132,7 @@ func (l *line) add(r *row) {
 	n := r.total()
 	l.Connections += n.Connections
 	l.Active += n.Active
+	l.Failed += n.Failed
 	for _, d := range proxy.Directions {
 		l.Bytes[d] += n.Bytes[d]
 		l.Packets[d] += n.Packets[d]
@@ -150,7 +153,7 @@ func (r *row) endpointLines(service *line) (out []line) {
 	for a, m := range r.endpoints {
 		if m != nil && !m.idle() {
 			labels := append(service.labels[:3:3], a.String())
-			out = append(out, line{labels: labels, Traffic: m.total(), carried: service.carried})
+			out = append(out, line{labels: labels, Traffic: m.total(), carried: service.carried, failing: service.failing})
 		}
 	}
 	return out

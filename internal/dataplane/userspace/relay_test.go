@@ -368,6 +368,11 @@ func TestAnotherEndpointIsTried(t *testing.T) {
 	if refused == 0 || late == 0 {
 		t.Errorf("%v were refused and %v silent; want some of each", refused, late)
 	}
+	for endpoint, want := range map[netip.AddrPort]float64{closed: refused, silent: late, near: 0} {
+		if s, _ := n.sample(proxy.TCP, endpoint); float64(s.Failed) != want || s.Active != 0 && endpoint != near {
+			t.Errorf("%v: %+v, want %v failures", endpoint, s, want)
+		}
+	}
 	n.serve(proxy.TCP, closed)
 	if err := n.try("hello"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("no endpoint: error %v; want a reset", err)

@@ -186,6 +186,7 @@ func (c *connection) dialed(w *worker, err error) {
 // dialFailed counts the failure and excludes the endpoint from further attempts.
 func (c *connection) dialFailed(w *worker, err error) {
 	w.countFailedDial(err)
+	w.countFailure(c.Key, c.Endpoint.Addr)
 	c.service.Release(c.Endpoint.Addr)
 	c.tried = append(c.tried, c.Endpoint.Addr)
 }

@@ -16,6 +16,7 @@ import (
 // goroutines read.
 type meter struct {
 	connections, open atomic.Int64
+	failed            atomic.Int64 // TCP only
 	bytes, packets    [len(proxy.Directions)]atomic.Uint64
 }
 
@@ -38,10 +39,25 @@ type meterKey struct {
 // countConnection counts a new connection and returns the meter of its endpoint. The connection
 // counts as open until the caller decrements meter.open.
 func (s *server) countConnection(row proxy.PortKey, endpoint netip.AddrPort) *meter {
+	s.meters.mu.Lock()
+	defer s.meters.mu.Unlock()
+	m := s.meterOf(meterKey{row, endpoint})
+	m.connections.Add(1)
+	m.open.Add(1)
+	return m
+}
+
+// countFailure counts that an endpoint refused a connection or did not answer; another one
+// is tried.
+func (s *server) countFailure(row proxy.PortKey, endpoint netip.AddrPort) {
+	s.meters.mu.Lock()
+	defer s.meters.mu.Unlock()
+	s.meterOf(meterKey{row, endpoint}).failed.Add(1)
+}
+
+// meterOf returns the meter of an endpoint. The lock of the meters is held.
+func (s *server) meterOf(key meterKey) *meter {
 	m := &s.meters
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	key := meterKey{row, endpoint}
 	if m.of[key] == nil {
 		if len(m.of) >= max(m.full, minMeters) {
 			maps.DeleteFunc(m.of, s.unused)
@@ -49,8 +65,6 @@ func (s *server) countConnection(row proxy.PortKey, endpoint netip.AddrPort) *me
 		}
 		m.of[key] = &meter{}
 	}
-	m.of[key].connections.Add(1)
-	m.of[key].open.Add(1)
 	return m.of[key]
 }
 
@@ -76,7 +90,7 @@ func (m *meter) end(fd int) {
 }
 
 func (m *meter) traffic() proxy.Traffic {
-	t := proxy.Traffic{Connections: uint64(m.connections.Load()), Active: uint64(m.open.Load())}
+	t := proxy.Traffic{Connections: uint64(m.connections.Load()), Active: uint64(m.open.Load()), Failed: uint64(m.failed.Load())}
 	for d := range proxy.Directions {
 		t.Bytes[d], t.Packets[d] = m.bytes[d].Load(), m.packets[d].Load()
 	}

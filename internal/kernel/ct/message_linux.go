@@ -19,7 +19,8 @@ const (
 	filterProtoNum  = 1 << 3
 	filterDstPort   = 1 << 5
 	statusMask      = 26     // CTA_STATUS_MASK
-	statusDstNAT    = 1 << 5 // IPS_DST_NAT, in CTA_STATUS
+	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY, in CTA_STATUS
+	statusDstNAT    = 1 << 5 // IPS_DST_NAT
 	protoInfoState  = 1      // CTA_PROTOINFO_TCP_STATE
 	counterPackets  = 1      // CTA_COUNTERS_PACKETS
 	counterBytes    = 2      // CTA_COUNTERS_BYTES
@@ -89,7 +90,8 @@ func decode(a netlink.Attrs, f *Flow) bool {
 		case nl.CTA_ID:
 			f.ID = uint32(v.Number())
 		case nl.CTA_STATUS:
-			f.Translated = v.Number()&statusDstNAT != 0
+			status := v.Number()
+			f.Translated, f.Answered = status&statusDstNAT != 0, status&statusSeenReply != 0
 		case nl.CTA_PROTOINFO:
 			f.Closed = v.Number(nl.CTA_PROTOINFO_TCP, protoInfoState) >= tcpLastAck
 		case nl.CTA_COUNTERS_ORIG:

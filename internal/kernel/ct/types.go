@@ -84,6 +84,7 @@ type Flow struct {
 	ID       uint32 // distinguishes the flow from an earlier one with the same tuples
 
 	Translated bool    // its destination was translated (DNAT)
+	Answered   bool    // a packet came back
 	Closed     bool    // both ends of a TCP connection have closed it
 	Carried    Carried // packets and bytes so far
 }

@@ -123,6 +123,14 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 			if code != 0 || !strings.Contains(text, "Connect    answered by 10.0.0.11:8080 after ") {
 				t.Errorf("--connect: exit %d\n%s", code, text)
 			}
+			if text, code = bed.Sluice("explain", "default/dead", "--connect"); mode != "userspace" && code != 1 { // It accepts before it asks the endpoint.
+				t.Errorf("--connect to a closed port: exit %d\n%s", code, text)
+			}
+			known := mode != "ebpf" && mode != "ipvs"
+			testbed.Eventually(t, "the failure, if it can be known", func() bool {
+				text, _ := bed.Sluice("status", "default/dead", "-o", "json")
+				return strings.Contains(text, `"failedConnections": `) == known && !strings.Contains(text, `"failedConnections": 0`)
+			})
 			if mode != "nftables" && mode != "iptables" {
 				return
 			}
