@@ -53,7 +53,7 @@ func TestCompletion(t *testing.T) {
 		"status -o |":                               "wide json yaml name :4",
 		"explain -o |":                              "text json yaml :4",
 		"version -o |":                              "text json yaml :4",
-		"top --sort-by |":                           "new active in out refused total name :4",
+		"top --sort-by |":                           "new active in out failed refused total name :4",
 		"render --proxy-mode |":                     "nftables iptables ipvs userspace ebpf :4",
 		"--proxy-mode |":                            "nftables iptables ipvs userspace ebpf :4",
 		"bugreport |":                               ":4",

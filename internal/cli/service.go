@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -53,6 +54,7 @@ func addEndpoints(ports, page []statusapi.Port) {
 func writeDetails(w io.Writer, r *StatusReport, o StatusOptions) error {
 	for _, s := range r.Details {
 		fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
+		writeRefused(w, s.Traffic)
 		for i := range s.Rows {
 			if err := writePort(w, &s.Rows[i], r.Node.Now, o); err != nil {
 				return err
@@ -60,6 +62,18 @@ func writeDetails(w io.Writer, r *StatusReport, o StatusOptions) error {
 		}
 	}
 	return nil
+}
+
+// writeRefused writes how many packets to a Service were refused, by reason, if any were.
+func writeRefused(w io.Writer, t *statusapi.Traffic) {
+	if t == nil || total(t.Refused) == 0 {
+		return
+	}
+	var reasons []string
+	for _, why := range slices.Sorted(maps.Keys(t.Refused)) {
+		reasons = append(reasons, why+" "+thousands(t.Refused[why]))
+	}
+	fmt.Fprintf(w, "  Refused packets: %s\n", Clean(strings.Join(reasons, ", ")))
 }
 
 func writePort(w io.Writer, p *statusapi.Port, now time.Time, o StatusOptions) error {
@@ -93,13 +107,10 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time, o StatusOptions) e
 func writeEndpoints(w io.Writer, all []statusapi.Endpoint, o StatusOptions) error {
 	const indent = "    "
 	var b strings.Builder
-	t := newTable(&b, "ENDPOINT", "USED", "WHERE", "CONNECTIONS", "WHY NOT").fit(max(0, o.columns-len(indent)), 1)
+	t := newTable(&b, "ENDPOINT", "USED", "WHERE", "CONNECTIONS", "FAILED", "WHY NOT").fit(max(0, o.columns-len(indent)), 1)
 	for i := range all {
-		traffic := "-"
-		if counted := all[i].Traffic; counted != nil {
-			traffic = count(counted.Connections)
-		}
-		t.line(all[i].Address, usedWord(&all[i]), where(&all[i]), traffic, all[i].Reason)
+		counted := cmp.Or(all[i].Traffic, &statusapi.Traffic{})
+		t.line(all[i].Address, usedWord(&all[i]), where(&all[i]), count(counted.Connections), count(counted.Failed), all[i].Reason)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -273,7 +273,7 @@ func writeProblems(w io.Writer, r *StatusReport) {
 func serviceHeads(wide bool) []string {
 	heads := []string{"NAMESPACE", "NAME", "ADDRESS", "PORTS", "ENDPOINTS", "STATE", "SINCE"}
 	if wide {
-		heads = append(heads, "EXTERNAL", "CONNECTIONS", "ACTIVE", "BYTES", "REASON")
+		heads = append(heads, "EXTERNAL", "CONNECTIONS", "ACTIVE", "FAILED", "REFUSED", "BYTES", "REASON")
 	}
 	return heads
 }
@@ -283,7 +283,8 @@ func serviceLine(s *statusapi.ServiceSummary, now time.Time, wide bool) []string
 	cells := []string{s.Namespace, s.Name, s.Address, strings.Join(s.Ports, ","), fmt.Sprintf("%d/%d", s.Used, s.Endpoints), stateWord(s), age(now, s.Since)}
 	if wide {
 		t := cmp.Or(s.Traffic, &statusapi.Traffic{})
-		cells = append(cells, strings.Join(s.External, ","), count(t.Connections), count(t.Active), count(sum(t.BytesIn, t.BytesOut)), s.Reason)
+		cells = append(cells, strings.Join(s.External, ","), count(t.Connections), count(t.Active), count(t.Failed), refusedPackets(s.Traffic),
+			count(sum(t.BytesIn, t.BytesOut)), s.Reason)
 	}
 	return cells
 }
@@ -303,6 +304,14 @@ func count(n *uint64) string {
 		return "-"
 	}
 	return thousands(*n)
+}
+
+// refusedPackets formats how many packets were refused; a dash if there is no traffic.
+func refusedPackets(t *statusapi.Traffic) string {
+	if t == nil {
+		return "-"
+	}
+	return thousands(total(t.Refused))
 }
 
 // sum adds two counters. It is nil if one of them is.

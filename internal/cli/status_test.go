@@ -96,6 +96,27 @@ shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints, 1 problem
 	}
 }
 
+// TestWideStatus checks the columns of traffic: what is not known is a dash.
+func TestWideStatus(t *testing.T) {
+	s := list(0)
+	s.Items[0].Traffic = &statusapi.Traffic{
+		Connections: new(uint64(1234)), Active: new(uint64(5)), Failed: new(uint64(6)), Refused: map[string]uint64{"NoEndpoints": 7, "SourceRange": 8},
+	}
+	d := &daemon{answers: map[string]any{statusapi.NodePath: node(nil), statusapi.ServicesPath: s, statusapi.ProblemsPath: statusapi.ProblemList{}}}
+	var b strings.Builder
+	if _, err := Status(t.Context(), &b, d, StatusOptions{Output: "wide"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"EXTERNAL   CONNECTIONS   ACTIVE   FAILED   REFUSED   BYTES   REASON\n",
+		"90s     -          1,234         5        6        15        -       -\n", "0s      -          -             -        -        -         -       -\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("want %q in\n%s", want, b.String())
+		}
+	}
+}
+
 // TestDoubts checks what the first lines say of doubts, and that --wait fails for those
 // that are errors.
 func TestDoubts(t *testing.T) {
@@ -264,10 +285,11 @@ func TestStatusOfOneService(t *testing.T) {
 		Frontends: []statusapi.Frontend{{Kind: "ClusterIP", Address: "10.96.0.1:80"}, {Kind: "ExternalIP", Address: "192.0.2.1:80", LostTo: "shop/other"}},
 		Status:    statusapi.Status{State: statusapi.Refused, Reason: "the set is full", Pending: &now},
 		Endpoints: []statusapi.Endpoint{
-			{Address: "10.244.0.1:8080", Used: true, Local: true, Traffic: &statusapi.Traffic{Connections: new(uint64(4321))}},
+			{Address: "10.244.0.1:8080", Used: true, Local: true, Traffic: &statusapi.Traffic{Connections: new(uint64(4321)), Failed: new(uint64(12))}},
 			{Address: "10.244.1.2:8080", Reason: "not ready"},
 		},
 	}}}
+	s.Traffic = &statusapi.Traffic{Refused: map[string]uint64{"SourceRange": 2, "NoEndpoints": 1234}}
 	d := &daemon{answers: map[string]any{statusapi.NodePath: node(nil), "/v1/services/shop/cart": s}}
 	var b strings.Builder
 	if _, err := Status(t.Context(), &b, d, StatusOptions{Services: []string{"cart"}, Namespace: "shop"}); err != nil {
@@ -275,14 +297,15 @@ func TestStatusOfOneService(t *testing.T) {
 	}
 	_, got, _ := strings.Cut(b.String(), "\n\n")
 	want := `Service shop/cart
+  Refused packets: NoEndpoints 1,234, SourceRange 2
 
   Port http TCP IPv4: REFUSED by the kernel: the set is full
     ClusterIP     10.96.0.1:80
     ExternalIP    192.0.2.1:80   lost to Service shop/other
     Policy        internal Cluster, external Local, affinity 3h0m0s
-    ENDPOINT          USED   WHERE       CONNECTIONS   WHY NOT
-    10.244.0.1:8080   yes    this node   4,321         -
-    10.244.1.2:8080   no     elsewhere   -             not ready
+    ENDPOINT          USED   WHERE       CONNECTIONS   FAILED   WHY NOT
+    10.244.0.1:8080   yes    this node   4,321         12       -
+    10.244.1.2:8080   no     elsewhere   -             -        not ready
     and 5 endpoints more
 `
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -23,7 +23,7 @@ type TopOptions struct {
 }
 
 // TopColumns are the values of --sort-by. Numbers are sorted in descending order.
-var TopColumns = []string{"new", "active", "in", "out", "refused", "total", "name"}
+var TopColumns = []string{"new", "active", "in", "out", "failed", "refused", "total", "name"}
 
 // sample has the counters at one time.
 type sample struct {
@@ -115,7 +115,7 @@ func read(ctx context.Context, traffic Traffic, o TopOptions) (sample, error) {
 // topLine has the counters and rates of one port or endpoint.
 type topLine struct {
 	statusapi.PortTraffic
-	opened, in, out, refused rate
+	opened, in, out, failed, refused rate
 }
 
 // rate is the growth of a counter. It is not known if the counter is nil.
@@ -168,6 +168,7 @@ func topLines(before, now sample) []topLine {
 			opened:      rateOf(was.Connections, p.Connections, elapsed),
 			in:          rateOf(was.BytesIn, p.BytesIn, elapsed),
 			out:         rateOf(was.BytesOut, p.BytesOut, elapsed),
+			failed:      rateOf(was.Failed, p.Failed, elapsed),
 			refused:     rateOf(&refusedBefore, &refused, elapsed),
 		})
 	}
@@ -196,6 +197,7 @@ func compareTop(column string) func(a, b topLine) int {
 		"active":  func(l *topLine) float64 { return float64(value(l.Active)) },
 		"in":      func(l *topLine) float64 { return l.in.perSecond },
 		"out":     func(l *topLine) float64 { return l.out.perSecond },
+		"failed":  func(l *topLine) float64 { return l.failed.perSecond },
 		"refused": func(l *topLine) float64 { return l.refused.perSecond },
 		"total":   func(l *topLine) float64 { return float64(value(l.Connections)) },
 		"name":    func(*topLine) float64 { return 0 },
@@ -216,9 +218,9 @@ func topText(before, now sample, o TopOptions, size screen) string {
 	if size.lines > 0 {
 		shown = lines[:min(len(lines), max(1, size.lines-4))]
 	}
-	table := topTable(shown, o.Endpoints, 0)
+	table := topTable(shown, o, 0)
 	if excess := size.excess(table); excess > 0 {
-		table = topTable(shown, o.Endpoints, excess)
+		table = topTable(shown, o, excess)
 	}
 	title := fmt.Sprintf("%s with traffic, %s to %s; by %s\n", plural(len(lines), "line", "lines"), before.at.Format(time.TimeOnly), now.at.Format(time.TimeOnly), o.SortBy)
 	rest := ""
@@ -233,13 +235,17 @@ const minName = 12
 
 // topTable returns a table of lines, narrower by some columns if long names can be
 // shortened.
-func topTable(lines []topLine, endpoints bool, narrower int) string {
+func topTable(lines []topLine, o TopOptions, narrower int) string {
 	longest := 0
 	for _, l := range lines {
 		longest = max(longest, utf8.RuneCountInString(l.Namespace+"/"+l.Name))
 	}
 	heads := []string{"SERVICE", "PORT", "NEW/S", "ACTIVE", "IN B/S", "OUT B/S", "REFUSED/S", "TOTAL"}
-	if endpoints {
+	failures := o.Endpoints || o.SortBy == "failed" // Rules refuse packets before there is an endpoint.
+	if failures {
+		heads[6] = "FAILED/S"
+	}
+	if o.Endpoints {
 		heads = slices.Insert(heads, 2, "ENDPOINT")
 	}
 	var b strings.Builder
@@ -249,7 +255,10 @@ func topTable(lines []topLine, endpoints bool, narrower int) string {
 			shorten(l.Namespace+"/"+l.Name, max(minName, longest-narrower)), portName(l.Port, l.Protocol), l.opened.String(), count(l.Active),
 			l.in.String(), l.out.String(), l.refused.String(), count(l.Connections),
 		}
-		if endpoints {
+		if failures {
+			cells[6] = l.failed.String()
+		}
+		if o.Endpoints {
 			cells = slices.Insert(cells, 2, l.Endpoint)
 		}
 		t.line(cells...)

@@ -19,9 +19,10 @@ import (
 // counted returns the traffic of two Services at the n-th reading.
 func counted(n uint64) statusapi.TrafficList {
 	port := func(name, endpoint string, conns, in uint64, refused map[string]uint64) statusapi.PortTraffic {
+		failed := conns / 10
 		return statusapi.PortTraffic{
 			Namespace: "shop", Name: name, Port: "http", Protocol: "TCP", Endpoint: endpoint,
-			Traffic: statusapi.Traffic{Connections: &conns, Active: new(uint64(3)), BytesIn: &in, Refused: refused},
+			Traffic: statusapi.Traffic{Connections: &conns, Active: new(uint64(3)), Failed: &failed, BytesIn: &in, Refused: refused},
 		}
 	}
 	l := statusapi.TrafficList{Counted: now.Add(time.Duration(n) * 2 * time.Second)}
@@ -54,7 +55,7 @@ shop/cart   http/TCP   15      3        2500k    -         0           130
 		if err := top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(b.String(), "shop/cart   http/TCP   10.0.0.1:80   15") || strings.Contains(b.String(), "shop/new") {
+		if !strings.Contains(b.String(), "OUT B/S   FAILED/S   TOTAL\nshop/cart   http/TCP   10.0.0.1:80   15      3        0        -         1.5        130\n") || strings.Contains(b.String(), "shop/new") {
 			t.Errorf("endpoints: %s", b.String())
 		}
 	})
