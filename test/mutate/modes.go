@@ -147,7 +147,7 @@ var ofSockets = []mutation{
 	},
 	{
 		"ebpf: an endpoint that joins a list is not written", losesEndpoint, modes + "ebpf/row_linux.go",
-		"if i >= len(other) || other[i] != e {", "if i < len(other) && other[i] != e {", byEBPF,
+		"if i >= len(other.list) || other.list[i] != e ||", "if i < len(other.list) && other.list[i] != e ||", byEBPF,
 	},
 	{
 		"ebpf: endpoints go before the frontends that refer to them", wrongOrder, modes + "ebpf/write_linux.go",

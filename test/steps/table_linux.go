@@ -11,9 +11,7 @@ const builds = "programs"
 // their cores by that column of the table that a run ends with. What they share does not keep them
 // apart: each test makes its own network namespaces, cgroups and BPF file systems; ports are of these
 // namespaces or chosen by the kernel; and who fills a folder of .cache holds a lock, or moves it into
-// place complete. Three run alone because they take what is late for wrong: Chromium has to show things
-// soon, the cluster's clients count each request that is lost while a mode changes, and on an emulated
-// processor the end of a connection may come after what a test does next.
+// place complete. The page runs alone because Chromium has to show things soon.
 var sets = map[string][]step{
 	"test": {
 		{name: builds, make: []string{"test-programs"}, cores: 2.5, plain: true},
@@ -21,9 +19,9 @@ var sets = map[string][]step{
 		{name: "go", make: []string{"test-go"}, cores: 1.3, after: []string{builds}},
 		{name: "modes", make: []string{"test-modes"}, cores: 1},
 		{name: "packets", make: []string{"test-packets"}, cores: 1.1},
-		{name: "cluster", make: []string{"test-cluster"}, cores: 0.8, after: []string{builds}, alone: true},
+		{name: "cluster", make: []string{"test-cluster"}, cores: 0.8, after: []string{builds}},
 		{name: "guest", make: []string{"test-guest"}, cores: 1, after: []string{builds}},
-		{name: "vm", make: []string{"test-vm"}, cores: 1.5, after: []string{builds}, alone: true},
+		{name: "vm", make: []string{"test-vm"}, cores: 1.5, after: []string{builds}},
 		{name: "lint", make: []string{"lint"}, cores: 1.5},
 		{name: "deploy", make: []string{"test-deploy"}, cores: 0.9, after: []string{builds}},
 		{name: "image", make: []string{"test-image"}, cores: 1},
