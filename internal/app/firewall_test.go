@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,11 +35,15 @@ func TestFirewallWatcher(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var need mode.Need
-				var failed error
+				type looked struct {
+					mode.Need
+					error
+				}
+				var host atomic.Pointer[looked]
+				host.Store(&looked{})
 				w := &firewallWatcher{
 					running: config.NFTables, needed: config.IPTables, chosen: tt.chosen, doubts: new(engine.Doubts),
-					look:  func(context.Context) (mode.Need, error) { return need, failed },
+					look:  func(context.Context) (mode.Need, error) { seen := host.Load(); return seen.Need, seen.error },
 					probe: func(context.Context) error { return tt.probe },
 				}
 				ctx, stop := context.WithCancel(t.Context())
@@ -48,7 +53,7 @@ func TestFirewallWatcher(t *testing.T) {
 				if all := w.doubts.All(); len(all) > 0 {
 					t.Errorf("doubts %v before", all)
 				}
-				need = tt.need
+				host.Store(&looked{Need: tt.need})
 				time.Sleep(2 * firewallPeriod)
 				if tt.next == "restart" {
 					if restart, ok := errors.AsType[*RestartError](<-ended); !ok || !strings.Contains(restart.Error(), tt.need.Why) {
@@ -57,7 +62,7 @@ func TestFirewallWatcher(t *testing.T) {
 					stop()
 					return
 				}
-				failed = errors.New("the kernel has no memory") // the doubt stays
+				host.Store(&looked{tt.need, errors.New("the kernel has no memory")}) // the doubt stays
 				time.Sleep(2 * firewallPeriod)
 				switch all := w.doubts.All(); {
 				case tt.want == "" && len(all) > 0:
@@ -66,7 +71,7 @@ func TestFirewallWatcher(t *testing.T) {
 				case len(all) != 1 || all[0].Kind != tt.want || !strings.Contains(all[0].Reason, tt.need.Why) || !strings.Contains(all[0].Next, tt.next):
 					t.Errorf("doubts %+v, want %s", all, tt.want)
 				}
-				need, failed = mode.Need{}, nil
+				host.Store(&looked{})
 				time.Sleep(2 * firewallPeriod)
 				if all := w.doubts.All(); len(all) > 0 {
 					t.Errorf("doubts %v after", all)

@@ -22,7 +22,7 @@ func TestCommandLine(t *testing.T) {
 	}{
 		{[]string{"--version"}, 0, "windows/amd64"},
 		{[]string{"--help"}, 0, "--root-hnsendpoint-name"},
-		{[]string{"--network"}, 1, "Error: unknown flag: --network (sluice --help lists the flags)"},
+		{[]string{"--network"}, 1, "Error: unknown flag: --network (did you mean --network-name? sluice --help lists the flags)"},
 		{[]string{"--proxy-mode=nftables"}, 1, `--proxy-mode "nftables": no such mode; modes: kernelspace`},
 		{[]string{"--source-vip=10.244.0"}, 1, `--source-vip "10.244.0": must be an IP address`},
 		{[]string{"--windows-priorityclass=high"}, 1, `--windows-priorityclass "high": no such class`},
