@@ -249,6 +249,7 @@ func (p plan) resolveSettings(ctx context.Context, families []proxy.Family) (res
 		IgnoreExternalIPs:  !c.Gates().Enabled(config.GateExternalIPs),
 		LocalhostNodePorts: c.LocalhostNodePorts,
 		RelayLoopback:      c.RelayLoopback,
+		RefuseLoopback:     c.RefuseLoopback,
 		Allowed:            p.allowed,
 		Balancing:          p.balancing,
 	}

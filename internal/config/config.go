@@ -40,6 +40,7 @@ type Configuration struct {
 	NodePortAddresses  NodePortAddresses
 	LocalhostNodePorts bool           // opens NodePorts on 127.0.0.0/8, too, if NodePortAddresses include it
 	RelayLoopback      bool           // relays NodePorts at ::1, which NodePortAddresses name
+	RefuseLoopback     bool           // refuses NodePorts at loopback addresses where they are not served
 	ExcludeCIDRs       []netip.Prefix // virtual servers in them are not changed by mode ipvs
 	SourceVIP          netip.Addr     // the client address that pods of overlay networks see, in mode kernelspace; the zero value: none
 	MasqueradeAll      bool
@@ -173,10 +174,14 @@ func (c *Configuration) effectiveFields() map[string]string {
 
 // nodePortsString returns which addresses take NodePorts.
 func (c *Configuration) nodePortsString() string {
+	text := c.NodePortAddresses.String()
 	if c.RelayLoopback {
-		return c.NodePortAddresses.String() + ", relayed at ::1"
+		text += ", relayed at ::1"
 	}
-	return c.NodePortAddresses.String()
+	if c.RefuseLoopback {
+		text += ", otherwise refused at loopback addresses"
+	}
+	return text
 }
 
 // ProxyMode is the name of a mode.

@@ -90,8 +90,9 @@ func TestLocalhostNodePortsOfNFTables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.LocalhostNodePorts != tt.want || c.RelayLoopback != tt.relay {
-			t.Errorf("gate %t, addresses %v: localhost NodePorts %t, relay %t", tt.gate, tt.addresses, c.LocalhostNodePorts, c.RelayLoopback)
+		if c.LocalhostNodePorts != tt.want || c.RelayLoopback != tt.relay || c.RefuseLoopback != tt.gate {
+			t.Errorf("gate %t, addresses %v: localhost NodePorts %t, relay %t, others refused %t",
+				tt.gate, tt.addresses, c.LocalhostNodePorts, c.RelayLoopback, c.RefuseLoopback)
 		}
 	}
 }

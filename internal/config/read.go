@@ -181,6 +181,8 @@ func (r *reader) nodePorts() {
 	setNFTables := r.Object.Mode == NFTables
 	opens := *r.o.IPTables.LocalhostNodePorts && !setNFTables && r.c.Mode != IPVS && r.c.Mode != Kernelspace
 	r.c.LocalhostNodePorts = opens
+	gated := setNFTables && r.c.gates != nil && r.c.gates.Enabled(GateLocalhostNodePorts)
+	r.c.RefuseLoopback = gated
 	if len(r.o.NodePortAddresses) == 0 {
 		if setNFTables {
 			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}
@@ -190,9 +192,7 @@ func (r *reader) nodePorts() {
 	var err error
 	r.c.NodePortAddresses, err = parseNodePortAddresses(r.o.NodePortAddresses)
 	r.check("nodePortAddresses", strings.Join(r.o.NodePortAddresses, ","), err)
-	if setNFTables && r.c.gates != nil {
-		opens = r.c.gates.Enabled(GateLocalhostNodePorts)
-	}
+	opens = opens || gated
 	// A relay takes ports from other processes, so ::1 must be named; if the input sets
 	// mode nftables, so must 127.0.0.0/8.
 	names := func(is func(netip.Addr) bool) bool {

@@ -231,6 +231,9 @@ func (c Config) Flags(mode string) []string {
 	if c.LocalhostNodePort != nil {
 		out = append(out, fmt.Sprintf("--iptables-localhost-nodeports=%v", *c.LocalhostNodePort))
 	}
+	if c.RefuseLoopback {
+		out = append(out, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true")
+	}
 	if len(c.ExternalIPs) > 0 {
 		out = append(out, "--allowed-external-ips="+strings.Join(c.ExternalIPs, ","))
 	}

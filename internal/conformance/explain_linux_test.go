@@ -16,7 +16,7 @@ import (
 // fitting maps each verdict to its possible reasons.
 var fitting = map[proxy.Verdict][]statusapi.Reason{
 	proxy.Forward: {statusapi.Forwarded, statusapi.LostClaim},
-	proxy.Reject:  {statusapi.NoEndpoints, statusapi.NotReady, statusapi.PortNameMismatch, statusapi.PortNotOfService},
+	proxy.Reject:  {statusapi.NoEndpoints, statusapi.NotReady, statusapi.PortNameMismatch, statusapi.PortNotOfService, statusapi.NodePortClosedHere},
 	proxy.Drop:    {statusapi.SourceRange, statusapi.NoLocalEndpoint, statusapi.UnallocatedAddress},
 	proxy.Untouched: {
 		statusapi.NoSuchFrontend, statusapi.NodePortClosedHere, statusapi.RelayedByDaemon,

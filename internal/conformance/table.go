@@ -52,6 +52,7 @@ type Config struct {
 	DetectLocal       string     `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
 	MasqueradeAll     bool       `json:"masquerade_all"`
 	LocalhostNodePort *bool      `json:"localhost_nodeports"` // nil means true in mode iptables only
+	RefuseLoopback    bool       `json:"refuse_loopback"`     // as mode nftables does with its gate for loopback addresses
 	NodePortAddresses stringList `json:"nodeport_addresses"`  // primary, all or CIDRs; empty means the mode's default
 	ServiceCIDRs      []string   `json:"service_cidrs"`       // nil means serviceCIDRs
 	ExternalIPs       []string   `json:"allowed_external_ips"`

@@ -51,6 +51,7 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 	}
 	s.NodeName, s.MasqueradeAll = nodeName, c.MasqueradeAll
 	s.LocalhostNodePorts = mode != "ipvs" && ptr.Deref(c.LocalhostNodePort, mode == "iptables")
+	s.RefuseLoopback = c.RefuseLoopback && mode == "nftables"
 	s.NodePortAddresses.Primary = mode == "nftables"
 	for _, word := range c.NodePortAddresses {
 		s.NodePortAddresses.Primary = word == "primary"

@@ -70,8 +70,11 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 		if node := x.world.Resolver.State().Node; node.Relays(x.packet.Protocol, dst.Addr()) {
 			return x.relayed(row.Policy(proxy.NodePort, node)[proxy.ThisNode].To)
 		}
-		return statusapi.NodePortClosedHere, fmt.Sprintf("%d is a NodePort, and %v does not take NodePorts: %s.",
-			dst.Port(), dst.Addr(), x.nodePortAddresses())
+		text := fmt.Sprintf("%d is a NodePort, and %v does not take NodePorts: %s.", dst.Port(), dst.Addr(), x.nodePortAddresses())
+		if o.Verdict == proxy.Reject {
+			text += " Rules refuse it there, because of gate KubeProxyNFTablesLocalhostNodePorts."
+		}
+		return statusapi.NodePortClosedHere, text
 	case proxy.PortNotOfService:
 		return statusapi.PortNotOfService, fmt.Sprintf("%v is the ClusterIP of %s/%s, which has no port %d/%v.",
 			dst.Addr(), row.Key.Namespace, row.Key.Name, dst.Port(), x.packet.Protocol)

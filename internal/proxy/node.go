@@ -32,6 +32,7 @@ type Node struct {
 
 	LocalhostNodePorts bool // IPv4 loopback addresses in NodePorts accept NodePorts too
 	RelaysLoopback     bool // this process relays NodePorts at ::1; for rules ::1 has none
+	RefusesLoopback    bool // NodePorts at loopback addresses that are neither served nor relayed are refused
 }
 
 // Origin classifies a packet. A source address that is in the pod range and belongs
@@ -59,6 +60,11 @@ func (n *Node) loopbackTakesNodePorts(f Family) bool { return f == IPv4 && n.Loc
 // Relays reports whether this process relays a protocol to NodePorts at an address.
 func (n *Node) Relays(p Protocol, a netip.Addr) bool {
 	return n.RelaysLoopback && a == netip.IPv6Loopback() && p != SCTP
+}
+
+// RefusesNodePorts reports whether NodePorts of a protocol are refused at a local address.
+func (n *Node) RefusesNodePorts(p Protocol, a netip.Addr) bool {
+	return n.RefusesLoopback && a.IsLoopback() && !n.TakesNodePorts(a) && !n.Relays(p, a)
 }
 
 // NodePortAddresses returns the ranges whose local addresses of a family accept

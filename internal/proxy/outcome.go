@@ -127,6 +127,8 @@ func (s *State) noFrontend(p Packet) (Verdict, Reason, *ServicePort) {
 		return Reject, PortNotOfService, owner
 	case filtered && Contains(s.CIDRs, p.Dst.Addr()):
 		return Drop, UnallocatedAddress, nil
+	case p.DstLocal && closed != nil && p.SrcLocal && s.Node.RefusesNodePorts(p.Protocol, p.Dst.Addr()):
+		return Reject, NodePortClosedHere, closed
 	case p.DstLocal && closed != nil:
 		return Untouched, NodePortClosedHere, closed
 	default:

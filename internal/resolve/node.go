@@ -31,6 +31,7 @@ type Settings struct {
 	NodePortAddresses  NodePortAddresses
 	LocalhostNodePorts bool // IPv4 loopback addresses may accept NodePorts
 	RelayLoopback      bool // NodePorts are relayed at ::1
+	RefuseLoopback     bool // other NodePorts at loopback addresses are refused
 
 	// NodeIPs have precedence over the addresses of the Node, which are used for a
 	// family without an address here.
@@ -65,6 +66,7 @@ func (s *Settings) node(in apiobject.Node) (*proxy.Node, []Problem) {
 
 		LocalhostNodePorts: s.LocalhostNodePorts,
 		RelaysLoopback:     s.RelayLoopback && s.serves(proxy.IPv6),
+		RefusesLoopback:    s.RefuseLoopback,
 	}
 	var problems []Problem
 	n.NodePorts, problems = s.nodePorts(n.IPs)

@@ -94,7 +94,7 @@ func (t *table) constantChains(n *proxy.Node, cidrs []netip.Prefix, guard localn
 		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("loadBalancerSourceRanges")),
 		t.refuseChain(),
 	}
-	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)
+	all = append(append(append(all, t.newFlowChains(n)...), t.refusalChains()...), t.closedLoopbackChains(n)...)
 	if t.overlay.Takes != nil {
 		all = append(all, t.otherPortsChain())
 	}
@@ -158,7 +158,7 @@ func (t *table) baseChains() []*chain {
 
 // newFlowChains returns the filter chains for packets that begin a flow. All other
 // packets pass one rule in each base chain.
-func (t *table) newFlowChains() []*chain {
+func (t *table) newFlowChains(n *proxy.Node) []*chain {
 	empty := func() *nft.Rule { return t.rule().jump(noEndpoints).comment("Services without an endpoint") }
 	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("not a Service port") }
 	// The kernel resets the priority of forwarded IPv4 packets, but not of IPv6 packets.
@@ -170,11 +170,11 @@ func (t *table) newFlowChains() []*chain {
 		input.rules = append(input.rules, t.rule().translated().accept().comment("translated"),
 			t.rule().jump(otherPorts).comment("not a Service port"))
 	}
-	return []*chain{
-		input,
-		t.chain(newForward, priority(), empty(), others(t.rule())),
-		t.chain(newOutput, priority(), empty(), others(t.rule().markLacks(mode.SocketMark))),
+	output := t.chain(newOutput, priority(), empty(), others(t.rule().markLacks(mode.SocketMark)))
+	if n.RefusesLoopback {
+		output.rules = append(output.rules, t.rule().daddrIn(t.family.Loopback()).jump(loopbackFilter).comment("NodePorts that are closed at loopback addresses"))
 	}
+	return []*chain{input, t.chain(newForward, priority(), empty(), others(t.rule())), output}
 }
 
 // refuseChain rejects packets. The kernel sends each client only a few ICMP errors per second,

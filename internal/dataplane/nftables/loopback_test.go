@@ -5,9 +5,11 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
@@ -64,5 +66,54 @@ func TestGuardDropsLoopbackAddresses(t *testing.T) {
 				t.Errorf("what arrived (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRefusalsAtLoopbackAreCounted has a process listen at loopback addresses on the number of a
+// NodePort that is closed there: its clients are refused all the same, and counted.
+func TestRefusalsAtLoopbackAreCounted(t *testing.T) {
+	s := plainState(0)
+	s.Node.RefusesLoopback = true
+	for i, f := range proxy.Families {
+		row := plainRow(i, i, 0) // one has no endpoint
+		row.Key.Family = f
+		row.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(f.Unspecified(), 4002)}}
+		if i > 0 {
+			row.Cluster[0].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
+		}
+		s.Rows[row.Key] = row
+	}
+	l := lab.ForTest(t, lab.Config{})
+	err := l.Node().Do(func() error {
+		d, err := Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
+			return err
+		}
+		for _, at := range []string{"127.0.0.1:4002", "[::1]:4002", "127.0.0.1:4003"} {
+			in, err := net.Listen("tcp", at)
+			if err != nil {
+				return err
+			}
+			defer in.Close()
+			c, err := net.Dial("tcp", at)
+			if refused := errors.Is(err, unix.ECONNREFUSED); refused != strings.HasSuffix(at, ":4002") {
+				t.Errorf("%s: refused %t, error %v", at, refused, err)
+			}
+			if err == nil {
+				_ = c.Close()
+			}
+		}
+		got := proxytest.Values(t.Context(), d, "nftables_localhost_nodeport_rejected_packets_total")
+		if len(got) != 2 || got["IPv4 TCP"] == 0 || got["IPv6 TCP"] == 0 { // a client may try again
+			t.Errorf("counted %v, want packets of TCP in both families", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

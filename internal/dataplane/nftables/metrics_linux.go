@@ -46,6 +46,7 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 			_, ok := d.reader.count(ctx, t)
 			return int(t.affinity.Size), ok
 		}),
+		d.closedLoopbackMetric(ctx),
 	}
 }
 

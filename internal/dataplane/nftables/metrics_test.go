@@ -23,6 +23,7 @@ func TestMetrics(t *testing.T) {
 	if diff := cmp.Diff([]string{
 		`nftables_affinity_clients grows=false ["ip_family"]`,
 		`nftables_affinity_clients_limit grows=false ["ip_family"]`,
+		`nftables_localhost_nodeport_rejected_packets_total grows=true ["ip_family" "protocol"]`,
 		`sync_proxy_rules_nftables_cleanup_failures_total grows=true ["ip_family"]`,
 		`sync_proxy_rules_nftables_sync_failures_total grows=true ["ip_family"]`,
 	}, got); diff != "" {

@@ -180,6 +180,7 @@ func probeNode(f proxy.Family) *proxy.Node {
 		NodePorts: []netip.Prefix{all},
 
 		LocalhostNodePorts: true,
+		RefusesLoopback:    true,
 	}
 }
 

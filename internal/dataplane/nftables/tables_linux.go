@@ -40,6 +40,8 @@ type table struct {
 
 	refusals [len(refusalReasons)]*nft.Set // destination of refused packets, with a counter
 
+	closedLoopback *nft.Set // protocol of packets that were refused at loopback addresses, with a counter
+
 	classes   *classes
 	blocks    *blocks
 	recovered bool             // the numbers of a former process were taken over
@@ -90,6 +92,8 @@ func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 		t.refusals[i] = t.set(why.chain, "packets that were refused: "+why.comment, addr, nft.Proto, nft.Port)
 		t.refusals[i].Dynamic, t.refusals[i].Size = true, refusalsSize
 	}
+	t.closedLoopback = t.set(refusedLoopback, "packets to NodePorts at loopback addresses that were refused", nft.Proto)
+	t.closedLoopback.Dynamic, t.closedLoopback.Size = true, 1<<8
 	for i, s := range t.sets() {
 		t.rank[s] = rankElements + i
 	}
@@ -134,7 +138,7 @@ func (t *table) sets() []*nft.Set {
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
-	all = append(all, t.refusals[:]...)
+	all = append(append(all, t.refusals[:]...), t.closedLoopback)
 	if t.overlay.OnLink {
 		all = append(all, t.onLink)
 	}
