@@ -210,7 +210,11 @@ func TestKubectl(t *testing.T) {
 	p.publish(local, ready(p.pod(bed.Nodes[0], "local"))...)
 	operator := p.user("operator", listPods, createExec)
 
-	p.expectRun(operator, 0, []string{"status", "--wait=60s"}, "NODE ", "node-1   nftables   healthy ", "node-2 ", "node-3 ")
+	p.await("what nodes say of themselves", "true", func() string { // endpoints may arrive after the wait
+		out := p.expectRun(operator, 0, []string{"status", "--wait=60s"}, "NODE ", "node-1 ", "node-2 ", "node-3 ")
+		return fmt.Sprint(strings.Contains(out, "node-1   nftables   InForce ") &&
+			strings.Contains(out, "node-2   nftables   NeedsAttention ")) // it has no endpoint of the local Service
+	})
 	p.expectRun(operator, 0, []string{"status", p.namespace + "/web"}, "node-1: the same on 3 nodes\n", "Service "+p.namespace+"/web\n")
 	p.expectRun(operator, 0, []string{"status", "web", "-n", p.namespace, "-o", "json"}, `"node": "node-3"`)
 	p.expectRun(operator, 0, []string{"explain", p.namespace + "/web:tcp"}, "node-1: the same on 3 nodes\n", "FORWARD")

@@ -21,7 +21,7 @@ var sets = map[string][]step{
 		{name: "packets", make: []string{"test-packets"}, cores: 1.1},
 		{name: "cluster", make: []string{"test-cluster"}, cores: 0.8, after: []string{builds}},
 		{name: "guest", make: []string{"test-guest"}, cores: 1, after: []string{builds}},
-		{name: "vm", make: []string{"test-vm"}, cores: 1.5, after: []string{builds}},
+		{name: "vm", make: []string{"test-vm"}, cores: 0.9, after: []string{builds}},
 		{name: "lint", make: []string{"lint"}, cores: 1.5},
 		{name: "deploy", make: []string{"test-deploy"}, cores: 0.9, after: []string{builds}},
 		{name: "image", make: []string{"test-image"}, cores: 1},
