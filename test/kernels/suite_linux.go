@@ -207,11 +207,21 @@ func (p *runner) runPackage(pkg, kernel string, args, env []string, out io.Write
 	if kernel == host {
 		return p.runHere(pkg, args, env, out)
 	}
-	j := guest.Job{Kernel: kernel, Command: args, Env: env, Output: out, Timeout: timeout}
+	j := guest.Job{Kernel: kernel, Command: args, Env: env, Timeout: timeout}
 	if err := j.RunTests(pkg, p.program(pkg)); err != nil {
 		return 0, err
 	}
-	return p.cache.Run(p.ctx, j)
+	for tries := 1; ; tries++ {
+		var text bytes.Buffer
+		j.Output = &text
+		status, err := p.cache.Run(p.ctx, j)
+		if errors.Is(err, guest.ErrStalled) && tries == 1 {
+			fmt.Fprintf(os.Stderr, "%s on kernel %s is started again: %v\n", pkg, kernel, err)
+			continue
+		}
+		_, failed := text.WriteTo(out)
+		return status, errors.Join(err, failed)
+	}
 }
 
 // runHere runs tests on this machine.

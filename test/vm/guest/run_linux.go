@@ -44,7 +44,12 @@ const (
 	scale      = 5           // traffic.TimeoutScale in the guest
 	tail       = 4096        // bytes of the console in an error
 	killDelay  = time.Second // exec.Cmd.WaitDelay of QEMU
+	stalls     = 3           // reports of its kernel after which a guest is given up: two and a half minutes
 )
+
+// ErrStalled is wrapped by the error for a guest in which a processor went round in circles. QEMU 7.2
+// may execute an instruction that another processor has just replaced: seen once in a whole run.
+var ErrStalled = errors.New("the guest's kernel has stalled")
 
 // Run boots a guest, runs a command in it and returns the command's exit status. An error means
 // that the command did not run to its end; it contains the end of the console output.
@@ -66,7 +71,9 @@ func (c *Cache) Run(ctx context.Context, j Job) (status int, err error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, j.Timeout, fmt.Errorf("not finished within %v", j.Timeout))
 	defer cancel()
-	console := &console{out: j.Output}
+	ctx, stalled := context.WithCancelCause(ctx)
+	defer stalled(nil)
+	console := &console{out: j.Output, stalled: func() { stalled(ErrStalled) }}
 	var problem error
 	// QEMU 7.2 may execute an instruction that another processor has just replaced, as kernels do
 	// while they boot (an Oops by int3, about once in fifty boots).
@@ -155,9 +162,15 @@ type console struct {
 	out     io.Writer
 	started bool
 	tail    []byte
+
+	stalled func() // called when the kernel has stalled
+	reports int
 }
 
 func (c *console) Write(b []byte) (n int, err error) {
+	if c.reports += bytes.Count(b, []byte("self-detected stall on CPU")); c.reports >= stalls {
+		c.stalled()
+	}
 	c.tail = append(c.tail, b...)
 	if c.started {
 		_, err = c.out.Write(b)
