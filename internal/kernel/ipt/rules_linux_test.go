@@ -11,8 +11,8 @@ import (
 	"sluice/internal/kernel/ipt"
 )
 
-// TestRules reads rules as the programs, and nft, have written them.
-func TestRules(t *testing.T) {
+// TestReadTable reads rules as the programs, and nft, have written them.
+func TestReadTable(t *testing.T) {
 	const rules = `*filter
 :FORWARD DROP [0:0]
 :MINE - [0:0]
