@@ -9,6 +9,9 @@ import (
 	"sluice/internal/proxy"
 )
 
+// OwnMark is the bit of the mark of packets and flows of the server.
+const OwnMark = ownMark
+
 // OpenSocketsIn makes a dataplane open its sockets through do, which calls a function in another
 // network namespace.
 func (d *Dataplane) OpenSocketsIn(do func(func() error) error) {

@@ -198,10 +198,11 @@ func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 }
 
 // inUse reports whether the kernel has a flow by UDP whose replies a socket would take: one of the
-// client with the endpoint itself, or one that another mode has translated and that goes on.
+// client with the endpoint itself, or one that another mode has translated and that goes on. Those of
+// our earlier sessions, which the kernel remembers for a while, do not count.
 func (w *worker) inUse(source, endpoint netip.AddrPort) bool {
-	has, err := w.flows.Has(unix.IPPROTO_UDP, ct.Tuple{Src: endpoint, Dst: source})
-	return has && err == nil
+	mark, err := w.flows.Find(unix.IPPROTO_UDP, ct.Tuple{Src: endpoint, Dst: source})
+	return err == nil && mark&ownMark == 0
 }
 
 // hides reports whether an endpoint must see the node's address instead of the client's.

@@ -119,18 +119,19 @@ func (c *Conn) Delete(ctx context.Context, f *Flow) error {
 	}
 }
 
-// Has reports whether a packet with a source and destination would belong to a flow.
-func (c *Conn) Has(protocol uint8, t Tuple) (bool, error) {
+// Find returns the mark of the flow that a packet with a source and destination would belong to, and
+// [ErrNotFound] if there is none.
+func (c *Conn) Find(protocol uint8, t Tuple) (mark uint32, err error) {
 	c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, t.Dst.Addr().Is6())
 	encodeTuple(&c.nl.Builder, nl.CTA_TUPLE_ORIG, protocol, t) // the kernel finds replies by it, too
-	err := c.nl.Ask(func(netlink.Message) {})
+	err = c.nl.Ask(func(m netlink.Message) { mark = uint32(m.Attrs().Number(nl.CTA_MARK)) })
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return false, nil
+		return 0, ErrNotFound
 	case err != nil:
-		return false, fmt.Errorf("find the flow of %v -> %v: %w", t.Src, t.Dst, err)
+		return 0, fmt.Errorf("find the flow of %v -> %v: %w", t.Src, t.Dst, err)
 	default:
-		return true, nil
+		return mark, nil
 	}
 }
 

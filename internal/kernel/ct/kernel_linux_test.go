@@ -20,24 +20,24 @@ func TestKernelFilters(t *testing.T) {
 	}
 }
 
-// TestHas asks for packets of either direction, and for others.
-func TestHas(t *testing.T) {
+// TestFind asks for packets of either direction, and for others.
+func TestFind(t *testing.T) {
 	c := openInNamespace(t, tracked)
 	a := netip.MustParseAddrPort
 	for _, tt := range []struct {
 		protocol uint8
 		src, dst string
-		want     bool
+		want     error
 	}{
-		{udp, "10.1.0.7:4000", "10.96.0.10:53", true},
-		{udp, "10.1.0.2:5353", "10.1.0.7:4000", true},
-		{udp, "10.96.0.10:53", "10.1.0.7:4000", false}, // no reply comes from there
-		{udp, "10.1.0.7:4001", "10.96.0.10:53", false},
-		{tcp, "[fd00::2]:5353", "[fd00::7]:4000", true},
-		{udp, "[fd00::2]:5353", "[fd00::7]:4001", false},
+		{udp, "10.1.0.7:4000", "10.96.0.10:53", nil},
+		{udp, "10.1.0.2:5353", "10.1.0.7:4000", nil},
+		{udp, "10.96.0.10:53", "10.1.0.7:4000", ct.ErrNotFound}, // no reply comes from there
+		{udp, "10.1.0.7:4001", "10.96.0.10:53", ct.ErrNotFound},
+		{tcp, "[fd00::2]:5353", "[fd00::7]:4000", nil},
+		{udp, "[fd00::2]:5353", "[fd00::7]:4001", ct.ErrNotFound},
 	} {
-		if got, err := c.Has(tt.protocol, ct.Tuple{Src: a(tt.src), Dst: a(tt.dst)}); got != tt.want || err != nil {
-			t.Errorf("protocol %d %s -> %s: %t, error %v; want %t", tt.protocol, tt.src, tt.dst, got, err, tt.want)
+		if mark, err := c.Find(tt.protocol, ct.Tuple{Src: a(tt.src), Dst: a(tt.dst)}); err != tt.want || mark != 0 {
+			t.Errorf("protocol %d %s -> %s: mark %d, error %v; want %v", tt.protocol, tt.src, tt.dst, mark, err, tt.want)
 		}
 	}
 }
